@@ -1,0 +1,7 @@
+"""Hugging Face transformers models on attn's backends."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,7 @@
+"""The attn platform for AMD GPUs (ROCm)."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"
