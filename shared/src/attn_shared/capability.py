@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 
 from attn_shared.device import DeviceCapability, DeviceFacts, Vendor
-from attn_shared.dtypes import dtype_name
-from attn_shared.kv_cache import KVCacheLayout
+from attn_shared.dtypes import KVCacheLayout, dtype_name
 from attn_shared.request import AttentionRequest, AttentionType, Phase
 
 __all__ = [
@@ -258,6 +257,7 @@ class Capability:
             _check_member("dtype", dtype_name(request.dtype), map(dtype_name, self.dtypes)),
             self._check_kv_cache_dtype(request),
             self._check_block_size(request),
+            self._check_kv_layout(request),
             *self._check_kind(request),
             _check_member("attn_type", str(request.attn_type), map(str, self.attn_types)),
             _check_member("phase", str(request.phase), map(str, self.phases)),
@@ -334,6 +334,11 @@ class Capability:
             allowed=allowed or "none: this backend reads no paged cache",
             hint=f"leave it open to get {self.preferred_block_size}.",
         )
+
+    def _check_kv_layout(self, request: AttentionRequest) -> Reason | None:
+        if request.kv_layout is None:
+            return None
+        return _check_member("kv_layout", str(request.kv_layout), map(str, self.kv_layouts))
 
     def _check_kind(self, request: AttentionRequest) -> Iterable[Reason | None]:
         """MLA and sparse backends serve their own kind only, and others never serve it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 import torch
@@ -12,6 +12,7 @@ from attn_shared.errors import InvalidRequestError, UnknownNameError
 __all__ = [
     "COMPUTE_DTYPES",
     "KV_CACHE_DTYPES",
+    "KVCacheLayout",
     "KVQuantMode",
     "dtype_name",
     "kv_quant_mode",
@@ -53,6 +54,13 @@ KV_CACHE_DTYPES = (
     "turboquant_3bit_nc",
 )
 """KV-cache dtype names of the field (vLLM 0.25.1's vocabulary and float32)."""
+
+
+class KVCacheLayout(StrEnum):
+    """Order of tokens (N) and heads (H) inside a cache block in memory."""
+
+    NHD = "NHD"
+    HND = "HND"
 
 
 class KVQuantMode(IntEnum):

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
 import torch
 
-from attn_shared.dtypes import KVQuantMode, dtype_name, kv_quant_mode, kv_storage_dtype
+from attn_shared.dtypes import (
+    KVCacheLayout,
+    KVQuantMode,
+    dtype_name,
+    kv_quant_mode,
+    kv_storage_dtype,
+)
 from attn_shared.errors import InvalidInputError, InvalidRequestError
 from attn_shared.request import AttentionRequest, AttentionType, check_window
 
@@ -36,13 +41,6 @@ __all__ = [
 ]
 
 _SCALE_BYTES = 4  # a float32 scale stored beside each entry of a per-token-and-head cache
-
-
-class KVCacheLayout(StrEnum):
-    """Order of tokens (N) and heads (H) inside a block in memory."""
-
-    NHD = "NHD"
-    HND = "HND"
 
 
 class KVViews(NamedTuple):

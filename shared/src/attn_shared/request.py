@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attn_shared.dtypes import dtype_name, parse_dtype, parse_kv_cache_dtype
+from attn_shared.dtypes import KVCacheLayout, dtype_name, parse_dtype, parse_kv_cache_dtype
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 
 __all__ = [
@@ -103,6 +103,7 @@ class AttentionRequest:
         dtype: dtype of query, key, value and output.
         kv_cache_dtype: a name of `dtypes.KV_CACHE_DTYPES`.
         block_size: tokens per cache block, or None for the backend's preferred one.
+        kv_layout: the layout that another party fixed, or None for the backend's preferred one.
         mla: widths of multi-head latent attention, or None for ordinary heads.
         use_sparse: the model attends to an indexer's selection of keys only.
         index_topk: how many keys that indexer selects.
@@ -135,6 +136,7 @@ class AttentionRequest:
     dtype: torch.dtype = torch.bfloat16
     kv_cache_dtype: str = "auto"
     block_size: int | None = None
+    kv_layout: KVCacheLayout | None = None
     mla: MLADims | None = None
     use_sparse: bool = False
     index_topk: int | None = None
@@ -171,11 +173,16 @@ class AttentionRequest:
         """Accept names for enums and dtypes; refuse the rest."""
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
         parse_kv_cache_dtype(self.kv_cache_dtype)
-        for field, kind in (("attn_type", AttentionType), ("phase", Phase)):
-            value = getattr(self, field)
-            if value not in list(kind):
-                raise UnknownNameError.for_name(field, value, [str(member) for member in kind])
-            object.__setattr__(self, field, kind(value))
+        self._coerce("attn_type", AttentionType)
+        self._coerce("phase", Phase)
+        if self.kv_layout is not None:
+            self._coerce("kv_layout", KVCacheLayout)
+
+    def _coerce(self, field: str, kind: type[StrEnum]) -> None:
+        value = getattr(self, field)
+        if value not in list(kind):
+            raise UnknownNameError.for_name(field, value, [str(member) for member in kind])
+        object.__setattr__(self, field, kind(value))
 
     def _validate_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -1,0 +1,172 @@
+"""The abstract class of a platform: is it here, what are its devices, which backends, in what order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+
+from attn_shared.device import DeviceFacts, Fp8Format, Vendor
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.inventory import VendorSpec
+from attn_shared.request import AttentionRequest
+
+__all__ = ["Availability", "Candidate", "Platform", "PriorityBand"]
+
+
+class PriorityBand:
+    """Where a candidate's priority lies; the higher number is preferred.
+
+    A third party's backend that sets `auto_priority` between two bands knows what it beats.
+    """
+
+    REFERENCE = 0
+    PORTABLE = 100
+    PERFORMANT = 200
+    SPECIALISED = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether a platform is usable on this machine, and why (or why not)."""
+
+    is_available: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A backend that a platform offers for a request, ranked.
+
+    Attributes:
+        name: the backend's registered name.
+        priority: the higher, the earlier "auto" takes it; None: by name only.
+        provenance: where the rank comes from (a measurement, a report, a rule).
+    """
+
+    name: str
+    priority: int | None
+    provenance: str
+
+
+class Platform(ABC):
+    """One vendor's devices on this machine, and the backends offered for them.
+
+    Detection starts no runtime (no CUDA context, no XPU queue) and survives a fork.
+
+    Class attributes:
+        name: the short name ("cuda"), as in `nox -s cuda`.
+        vendor: whose devices these are.
+        torch_device_type: torch's name for them.
+        distribution: the package that brings this platform.
+        precedence: with several platforms available, the lowest is the current one.
+    """
+
+    name: ClassVar[str]
+    vendor: ClassVar[Vendor]
+    torch_device_type: ClassVar[str]
+    distribution: ClassVar[str]
+    precedence: ClassVar[int]
+
+    @abstractmethod
+    def availability(self) -> Availability:
+        """Say whether this machine has such a device, with the reason either way."""
+
+    @abstractmethod
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Return the facts of each visible device, in the runtime's order; empty if none."""
+
+    @abstractmethod
+    def candidates(
+        self, request: AttentionRequest, device: DeviceFacts
+    ) -> tuple[Candidate, ...]:
+        """Return the backends offered for a request on a device, with their default ranks.
+
+        Pure: also asked about devices that are not here.
+        """
+
+    @abstractmethod
+    def vendor_specs(self) -> tuple[VendorSpec, ...]:
+        """Return how to find each library that the platform's backends can use."""
+
+    @final
+    def device(self, index: int = 0) -> DeviceFacts:
+        """Return the facts of one visible device.
+
+        Raises:
+            InvalidInputError: there is no such device; says how many there are and why.
+        """
+        devices = self.devices()
+        if not 0 <= index < len(devices):
+            raise InvalidInputError.for_argument(
+                "device index",
+                index,
+                f"0 to {len(devices) - 1}" if devices else "none: " + self.availability().reason,
+            )
+        return devices[index]
+
+    # Capability queries. Each asks one device, never "the" device for all.
+
+    @final
+    def has_device_capability(self, major: int, minor: int = 0, *, index: int = 0) -> bool:
+        """Whether the capability is at least major.minor; False where the device has none."""
+        capability = self.device(index).capability
+        return capability is not None and capability.at_least(major, minor)
+
+    @final
+    def is_device_capability(self, major: int, minor: int = 0, *, index: int = 0) -> bool:
+        """Whether the capability is exactly major.minor."""
+        capability = self.device(index).capability
+        return capability is not None and capability.is_exactly(major, minor)
+
+    @final
+    def is_device_capability_family(self, major: int, *, index: int = 0) -> bool:
+        """Whether the capability is of the family major.x."""
+        capability = self.device(index).capability
+        return capability is not None and capability.is_family(major)
+
+    @final
+    def supports_fp8(self, *, index: int = 0) -> bool:
+        """Whether the device has fp8 arithmetic."""
+        return self.device(index).fp8 is not Fp8Format.NONE
+
+    @final
+    def is_fp8_fnuz(self, *, index: int = 0) -> bool:
+        """Whether the device's e4m3 is the fnuz flavour."""
+        return self.device(index).fp8 is Fp8Format.E4M3FNUZ
+
+    @final
+    def fp8_dtype(self, *, index: int = 0) -> torch.dtype | None:
+        """Return the device's e4m3 dtype, or None."""
+        return self.device(index).fp8_dtype
+
+    @final
+    def num_compute_units(self, *, index: int = 0) -> int | None:
+        """Return the device's multiprocessors, compute units, Xe cores or cores."""
+        return self.device(index).compute_units
+
+    @final
+    def device_memory_bytes(self, *, index: int = 0) -> int | None:
+        """Return the device's memory in bytes (of the slice, for a MIG device)."""
+        return self.device(index).memory_bytes
+
+    def supported_dtypes(self, device: DeviceFacts) -> tuple[torch.dtype, ...]:
+        """Return the compute dtypes of a device; the first is what "auto" falls back to."""
+        return (torch.bfloat16, torch.float16, torch.float32)
+
+    @final
+    def check_if_supports_dtype(self, dtype: torch.dtype, *, index: int = 0) -> None:
+        """Refuse a dtype that the device has no arithmetic for.
+
+        Raises:
+            UnsupportedOptionError: with the device and what it supports.
+        """
+        device = self.device(index)
+        allowed = self.supported_dtypes(device)
+        if dtype not in allowed:
+            raise UnsupportedOptionError(
+                f"{device.name} ({device.arch}) does not support dtype={dtype}; allowed: "
+                f"{', '.join(map(str, allowed))}."
+            )
