@@ -235,9 +235,7 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, options: AttentionOpt
             )
 
 
-def _logits(
-    products: Tensor, options: AttentionOptions, heads: slice, distance: Tensor
-) -> Tensor:
+def _logits(products: Tensor, options: AttentionOptions, heads: slice, distance: Tensor) -> Tensor:
     """Turn products (G, Tq, Tk) into logits: scale, then softcap, then ALiBi."""
     logits = products * options.scale
     if options.softcap is not None:
@@ -302,7 +300,8 @@ def _round(x: Tensor, dtype: torch.dtype, arithmetic: Arithmetic) -> Tensor:
 
 
 def _check_window(window: tuple[int | None, int | None]) -> None:
-    if len(window) != 2 or any(side is not None and side < 0 for side in window):
+    left, right = window
+    if (left is not None and left < 0) or (right is not None and right < 0):
         raise InvalidInputError.for_argument(
             "window",
             window,
