@@ -10,10 +10,23 @@ from typing import Any, TypeVar
 
 import torch
 
-from attn_shared.arch import DeviceCapability, Fp8Format, Vendor
+from attn_shared.arch import ARCH_FORMS, Arch, parse_arch
 from attn_shared.errors import InvalidInputError, UnknownNameError
+from attn_shared.presets import DATASHEETS, Datasheet
+from attn_shared.vendor import DeviceCapability, Fp8Format, Vendor
 
-__all__ = ["DeviceCapability", "DeviceFacts", "Fp8Format", "Vendor"]
+__all__ = [
+    "PRESETS",
+    "Arch",
+    "DeviceCapability",
+    "DeviceFacts",
+    "Fp8Format",
+    "Vendor",
+    "device_from_arch",
+    "parse_arch",
+    "preset",
+    "resolve_device",
+]
 
 _FP8_DTYPES = MappingProxyType(
     {Fp8Format.E4M3FN: torch.float8_e4m3fn, Fp8Format.E4M3FNUZ: torch.float8_e4m3fnuz}
@@ -31,6 +44,15 @@ _TORCH_DEVICE_TYPES = MappingProxyType(
 _E = TypeVar("_E", Vendor, Fp8Format)
 
 _NUMBERED_VENDORS = frozenset({Vendor.NVIDIA, Vendor.AMD})
+
+_POSITIVE_FIELDS = (
+    "memory_bytes",
+    "compute_units",
+    "shared_memory_bytes",
+    "memory_bandwidth_bytes_per_s",
+)
+
+_IGNORED_IN_PRESETS = str.maketrans("", "", " -_")
 
 
 class _CachedHash:
@@ -85,22 +107,19 @@ class DeviceFacts(_CachedHash):
 
     def __post_init__(self) -> None:
         self._check_capability()
-        for field in (
-            "memory_bytes",
-            "compute_units",
-            "shared_memory_bytes",
-            "memory_bandwidth_bytes_per_s",
-        ):
-            value = getattr(self, field)
-            if value is not None and value <= 0:
-                raise InvalidInputError.for_argument(field, value, "a positive integer or None")
-        if self.index is not None and self.index < 0:
-            raise InvalidInputError.for_argument("index", self.index, "an integer >= 0 or None")
+        for field in _POSITIVE_FIELDS:
+            _check_integer(field, getattr(self, field), lowest=1)
+        _check_integer("index", self.index, lowest=0)
+        for field in ("isa", "notes"):
+            if not isinstance(getattr(self, field), tuple):
+                raise InvalidInputError.for_argument(
+                    field, repr(getattr(self, field)), "a tuple of strings"
+                )
 
     def _check_capability(self) -> None:
         expected = self.vendor if self.vendor in _NUMBERED_VENDORS else None
         actual = None if self.capability is None else self.capability.vendor
-        if actual is not expected:
+        if actual != expected:
             allowed = "None" if expected is None else f"a DeviceCapability of vendor {expected}"
             raise InvalidInputError.for_argument(
                 "capability", f"{self.capability!r} for vendor {self.vendor}", allowed
@@ -125,8 +144,12 @@ class DeviceFacts(_CachedHash):
         return _TORCH_DEVICE_TYPES[self.vendor]
 
     def is_arch(self, *names: str) -> bool:
-        """Whether `arch` is one of `names`, exactly: no prefix, no substring, no family."""
-        return self.arch in names
+        """Whether `arch` is one of `names`, exactly: no prefix, no substring, no family.
+
+        Raises:
+            UnknownNameError: a name is no architecture's, so that a misspelt one is not False.
+        """
+        return any(parse_arch(name).canonical == self.arch for name in names)
 
     def has_isa(self, level: str) -> bool:
         """Whether the CPU has this instruction-set level, spelled as Linux does."""
@@ -155,11 +178,10 @@ class DeviceFacts(_CachedHash):
         values = dict(record)
         vendor = values["vendor"] = _member(Vendor, "vendor", record["vendor"])
         values["fp8"] = _member(Fp8Format, "fp8 format", record["fp8"])
-        if record["capability"] is not None:
-            major, minor = record["capability"]
-            values["capability"] = DeviceCapability(vendor=vendor, major=major, minor=minor)
+        values["capability"] = _capability_from(vendor, record["capability"])
         for field in ("isa", "notes"):
-            values[field] = tuple(record.get(field, ()))
+            if isinstance(values.get(field), list):
+                values[field] = tuple(values[field])
         return cls(**values)
 
 
@@ -167,6 +189,82 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(DeviceFacts))
 _REQUIRED_FIELDS = tuple(
     field.name for field in dataclasses.fields(DeviceFacts) if field.default is dataclasses.MISSING
 )
+
+
+def device_from_arch(arch_text: str) -> DeviceFacts:
+    """Return a simulated device of an architecture, its size and speed unknown.
+
+    Raises:
+        UnknownNameError: `parse_arch` reads no such form.
+    """
+    arch = parse_arch(arch_text)
+    notes = ["stands for any device of this architecture"]
+    if not arch.is_known:
+        notes.append("the architecture is unknown: nothing is assumed of it")
+    return _simulated(arch, name=f"any {arch.canonical}", notes=tuple(notes))
+
+
+def _simulated(arch: Arch, *, name: str, **figures: Any) -> DeviceFacts:
+    return DeviceFacts(
+        vendor=arch.vendor,
+        name=name,
+        arch=arch.canonical,
+        capability=arch.capability,
+        arch_family=arch.family,
+        fp8=arch.fp8,
+        shared_memory_bytes=arch.shared_memory_bytes,
+        is_simulated=True,
+        **figures,
+    )
+
+
+def _from_datasheet(sheet: Datasheet) -> DeviceFacts:
+    return _simulated(
+        parse_arch(sheet.arch),
+        name=sheet.name,
+        memory_bytes=sheet.memory_bytes,
+        compute_units=sheet.compute_units,
+        memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
+        isa=sheet.isa,
+        notes=(*sheet.notes, f"figures: {sheet.source}"),
+    )
+
+
+def preset(name: str) -> DeviceFacts:
+    """Return the preset called `name`; case, spaces, "-" and "_" do not matter.
+
+    Raises:
+        UnknownNameError: there is none; the message suggests the nearest.
+    """
+    facts = _find_preset(name)
+    if facts is None:
+        raise UnknownNameError.for_name("device preset", name, PRESETS)
+    return facts
+
+
+def resolve_device(text: str) -> DeviceFacts:
+    """Return the device that a user named: a preset, else any device of an architecture.
+
+    Raises:
+        UnknownNameError: it is neither; the message lists both.
+    """
+    facts = _find_preset(text)
+    if facts is not None:
+        return facts
+    try:
+        return device_from_arch(text)
+    except UnknownNameError:
+        raise UnknownNameError.for_name("device", text, [*PRESETS, *ARCH_FORMS]) from None
+
+
+def _find_preset(name: str) -> DeviceFacts | None:
+    return PRESETS.get(name.lower().translate(_IGNORED_IN_PRESETS))
+
+
+def _check_integer(field: str, value: object, *, lowest: int) -> None:
+    if value is None or (isinstance(value, int) and value >= lowest):
+        return
+    raise InvalidInputError.for_argument(field, repr(value), f"an integer >= {lowest} or None")
 
 
 def _check_keys(record: Mapping[str, Any]) -> None:
@@ -179,8 +277,23 @@ def _check_keys(record: Mapping[str, Any]) -> None:
             raise InvalidInputError.for_argument(field, "missing", f"a value for each of {needed}")
 
 
-def _member(kind: type[_E], noun: str, value: object) -> _E:
+def _member(kind: type[_E], noun: str, value: Any) -> _E:
     try:
         return kind(value)
     except ValueError:
         raise UnknownNameError.for_name(noun, value, [str(member) for member in kind]) from None
+
+
+def _capability_from(vendor: Vendor, value: Any) -> DeviceCapability | None:
+    match value:
+        case None:
+            return None
+        case [int(major), int(minor)]:
+            return DeviceCapability(vendor=vendor, major=major, minor=minor)
+    raise InvalidInputError.for_argument("capability", repr(value), "[major, minor] or null")
+
+
+PRESETS: Mapping[str, DeviceFacts] = MappingProxyType(
+    {name: _from_datasheet(sheet) for name, sheet in DATASHEETS.items()}
+)
+"""Well-known devices by short name, all simulated."""
