@@ -135,6 +135,10 @@ class Inventory:
         """Return the hash computed at construction."""
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Inventory], tuple[tuple[VendorEntry, ...]]]:
+        """Pickle the entries alone: strings hash differently in another process."""
+        return (Inventory, (self.entries,))
+
     def get(self, name: str) -> VendorEntry:
         """Return what is known of a library; one that nobody looked for is absent."""
         entry = self._by_name.get(name)

@@ -1,0 +1,219 @@
+"""The result of a selection: what was chosen, who decided, and a verdict on every candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from attn_shared.backend import AttentionBackend
+from attn_shared.capability import Reason
+from attn_shared.device import DeviceFacts
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import UnknownNameError
+from attn_shared.request import AttentionRequest
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "DecidedBy",
+    "Policy",
+    "Selection",
+    "Verdict",
+    "VerdictStatus",
+]
+
+SCHEMA_VERSION = 1
+"""Version of `Selection.to_dict`."""
+
+
+class DecidedBy(StrEnum):
+    """Who decided, in order of precedence."""
+
+    MODEL = "model"
+    USER = "user"
+    MEASURED = "measured"
+    DEFAULT = "default"
+
+
+class VerdictStatus(StrEnum):
+    """What became of a candidate."""
+
+    CHOSEN = "chosen"
+    ELIGIBLE = "eligible"
+    REJECTED = "rejected"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN = "unknown"
+    """A library must be probed before an answer can be given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Who named which backend.
+
+    Attributes:
+        required: the one backend that the model can run on.
+        backend: the one that the user named; None is "auto".
+        source: where the user named it ("argument", "environment ATTN_BACKEND", ...).
+        measured: backends by measured time on this very device, fastest first.
+    """
+
+    required: str | None = None
+    backend: str | None = None
+    source: str = "argument"
+    measured: tuple[str, ...] = ()
+
+    def named(self) -> tuple[str | None, DecidedBy]:
+        """Return the name that is binding and whose it is; None is "auto"."""
+        if self.required is not None:
+            return self.required, DecidedBy.MODEL
+        if self.backend is not None:
+            return self.backend, DecidedBy.USER
+        return None, DecidedBy.DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one candidate, and why.
+
+    Attributes:
+        name: the backend.
+        status: the outcome.
+        priority: its rank for "auto"; None: by name only.
+        provenance: where the rank comes from.
+        reasons: why it was rejected.
+        detail: why it is unavailable or unknown, in the library's own words.
+        slow_features: what the request asks for and only its slow path serves.
+        needs_probe: libraries that must be probed first.
+        kv_layout: the cache layout that it would get.
+        block_size: the block size that it would get.
+    """
+
+    name: str
+    status: VerdictStatus
+    priority: int | None = None
+    provenance: str = ""
+    reasons: tuple[Reason, ...] = ()
+    detail: str = ""
+    slow_features: tuple[str, ...] = ()
+    needs_probe: tuple[str, ...] = ()
+    kv_layout: KVCacheLayout | None = None
+    block_size: int | None = None
+
+    @property
+    def is_choosable(self) -> bool:
+        """Whether it can serve the request."""
+        return self.status is VerdictStatus.ELIGIBLE
+
+    def as_chosen(self) -> Verdict:
+        """Return this verdict with the status "chosen"."""
+        return replace(self, status=VerdictStatus.CHOSEN)
+
+    def summary(self) -> str:
+        """Say why in one line."""
+        parts = [str(reason) for reason in self.reasons]
+        if self.detail:
+            parts.append(self.detail)
+        if self.slow_features:
+            parts.append(f"slow path for: {', '.join(self.slow_features)}")
+        if not parts and self.priority is None:
+            parts.append("by name only")
+        return "; ".join(parts) or self.provenance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-safe values."""
+        return {
+            "name": self.name,
+            "status": str(self.status),
+            "priority": self.priority,
+            "provenance": self.provenance,
+            "reasons": [reason.to_dict() for reason in self.reasons],
+            "detail": self.detail,
+            "slow_features": list(self.slow_features),
+            "needs_probe": list(self.needs_probe),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The answer to one request on one device.
+
+    Attributes:
+        request, device, policy: what was asked.
+        chosen: the backend's name; None only inside a NoBackendError.
+        backend: its class.
+        kv_layout: the layout that the cache must have.
+        block_size: tokens per block.
+        decided_by: who decided.
+        verdicts: one per candidate, in the order of their ranks.
+        failures: plugins that could not be loaded, in their own words.
+    """
+
+    request: AttentionRequest
+    device: DeviceFacts
+    policy: Policy
+    chosen: str | None
+    backend: type[AttentionBackend] | None = field(repr=False)
+    kv_layout: KVCacheLayout | None
+    block_size: int | None
+    decided_by: DecidedBy
+    verdicts: tuple[Verdict, ...]
+    failures: tuple[str, ...] = ()
+
+    def verdict(self, name: str) -> Verdict:
+        """Return the verdict on one candidate.
+
+        Raises:
+            UnknownNameError: it was none.
+        """
+        for verdict in self.verdicts:
+            if verdict.name == name:
+                return verdict
+        raise UnknownNameError.for_name("candidate", name, (v.name for v in self.verdicts))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader must know beside the verdicts."""
+        notes = list(self.device.notes)
+        if self.device.is_simulated:
+            notes.append(
+                f"{self.device.name} is simulated: every vendor library is assumed installed, "
+                "and nothing was run on that hardware."
+            )
+        if self.decided_by is DecidedBy.USER:
+            notes.append(f"named by {self.policy.source}")
+        return (*notes, *(f"plugin failed: {failure}" for failure in self.failures))
+
+    def one_line(self) -> str:
+        """Say what was chosen and by whom, for a log."""
+        others = [v.name for v in self.verdicts if v.status is VerdictStatus.REJECTED]
+        rejected = f"; rejected: {', '.join(others)}" if others else ""
+        return (
+            f"{self.chosen} chosen by {self.decided_by} for {self.device.name} "
+            f"({self.device.arch}), block_size={self.block_size}, kv_layout={self.kv_layout}"
+            f"{rejected}"
+        )
+
+    def explain(self) -> str:
+        """Return a plain-text table of every verdict with its reasons."""
+        rows = [(v.name, str(v.status), v.summary()) for v in self.verdicts]
+        width = max((len(name) for name, _, _ in rows), default=0)
+        lines = [f"{name:<{width}}  {status:<11}  {why}" for name, status, why in rows]
+        head = self.one_line() if self.chosen else f"nothing chosen on {self.device.name}"
+        return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes())])
+
+    def __str__(self) -> str:
+        """Read as the table."""
+        return self.explain()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-safe values with a schema version."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "request": self.request.to_dict(),
+            "device": self.device.to_dict(),
+            "chosen": self.chosen,
+            "kv_layout": None if self.kv_layout is None else str(self.kv_layout),
+            "block_size": self.block_size,
+            "decided_by": str(self.decided_by),
+            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+            "notes": list(self.notes()),
+        }
