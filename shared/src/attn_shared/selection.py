@@ -10,7 +10,7 @@ from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.errors import UnknownNameError
+from attn_shared.errors import NoBackendError, UnknownNameError
 from attn_shared.request import AttentionRequest
 
 __all__ = [
@@ -158,6 +158,17 @@ class Selection:
     decided_by: DecidedBy
     verdicts: tuple[Verdict, ...]
     failures: tuple[str, ...] = ()
+
+    @property
+    def backend_cls(self) -> type[AttentionBackend]:
+        """The chosen backend's class.
+
+        Raises:
+            NoBackendError: nothing was chosen.
+        """
+        if self.backend is None:
+            raise NoBackendError("nothing was chosen.", selection=self)
+        return self.backend
 
     def verdict(self, name: str) -> Verdict:
         """Return the verdict on one candidate.

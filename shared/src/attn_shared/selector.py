@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from attn_shared.backend import AttentionBackend
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
@@ -237,6 +239,25 @@ class Selector:
             hint="pip install attn-cpu brings the one that every machine can use.",
         )
 
+    def device_facts(self, device: torch.device) -> DeviceFacts:
+        """Return the facts of a torch device of this machine.
+
+        Raises:
+            NoBackendError: no available platform has such devices; gives the reason of each.
+        """
+        reasons = []
+        for platform in self.registry.platforms().values():
+            if platform.torch_device_type == device.type:
+                availability = platform.availability()
+                if availability.is_available:
+                    return platform.device(device.index or 0)
+                reasons.append(f"{platform.name}: {availability.reason}")
+        raise NoBackendError(
+            f"no available platform has a torch device {device}: "
+            + ("; ".join(reasons) or f"no installed platform has devices of type {device.type!r}"),
+            hint="`attn info` shows platforms and devices.",
+        )
+
     def inventory(self, device: DeviceFacts) -> Inventory:
         """Return what is installed for a device; for a simulated one, everything is assumed."""
         platform = self.registry.platform_for(device.vendor)
@@ -336,9 +357,7 @@ def get_attn_backend(
         AttnError: as `select`.
     """
     selection = DEFAULT_SELECTOR.resolve(request, device, Policy(backend=backend))
-    if selection.backend is None:
-        raise NoBackendError("selection holds no backend.", selection=selection)
-    return selection.backend
+    return selection.backend_cls
 
 
 def get_mamba_attn_backend(name: str, *, batch_invariant: bool = False) -> type[Any]:

@@ -1,0 +1,285 @@
+"""Attention for a user with no engine: select, allocate, plan, forward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
+from attn_shared.checked import check_metadata
+from attn_shared.device import DeviceFacts
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
+from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec, spec_for
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.request import AttentionRequest
+from attn_shared.selection import Policy, Selection
+from attn_shared.selector import DEFAULT_SELECTOR, Selector
+from attn_shared.spec import BuildConfig, LayerSpec
+
+__all__ = ["Attention", "StepPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one step's calls share: the batch, and what the backend made of it."""
+
+    common: CommonAttentionMetadata
+    metadata: Any
+
+
+class Attention:
+    """One attention layer over a paged cache.
+
+        attn = Attention(num_heads=32, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+        kv_cache = attn.allocate(num_blocks=1024)
+        plan = attn.plan(CommonAttentionMetadata.from_lengths(...))
+        output = attn.forward(query, key, value, kv_cache, plan)
+
+    Attributes:
+        selection: which backend runs it, and why.
+        request: what was asked.
+        spec: the layer's description.
+        kv_cache_spec: the cache's format, None for cache-free attention.
+        q_scale, k_scale, v_scale: scales of a quantised cache.
+        sinks: (Hq,) float32, or None.
+        alibi_slopes: (Hq,) float32, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_size: int,
+        num_kv_heads: int | None = None,
+        scale: float | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        backend: str | None = None,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        k_scale: float | torch.Tensor = 1.0,
+        v_scale: float | torch.Tensor = 1.0,
+        config: BuildConfig | None = None,
+        selector: Selector = DEFAULT_SELECTOR,
+        **options: Any,
+    ) -> None:
+        """Select a backend for the layer and build it.
+
+        Args:
+            num_heads: query heads (Hq).
+            head_size: width of query and key heads (D).
+            num_kv_heads: kv heads (Hkv); None: as many as query heads.
+            scale: factor on q.k; None: 1 / sqrt(head_size).
+            dtype: dtype of query, key, value and output.
+            device: torch device to run on.
+            backend: name of the backend to use; None or "auto" lets the selector choose.
+            sinks: (Hq,) one extra logit per head.
+            alibi_slopes: (Hq,) slope per head.
+            k_scale: scale of stored keys; a number, or (Hkv,).
+            v_scale: scale of stored values.
+            config: bounds of the batches; `checked` validates each batch's contents.
+            selector: who selects.
+            options: further fields of `AttentionRequest` (window, softcap, kv_cache_dtype,
+                block_size, attn_type, needs_lse, ...).
+
+        Raises:
+            InvalidRequestError: a field that no backend may accept.
+            NoBackendError: nothing serves the layer; the message has every reason.
+        """
+        request = AttentionRequest(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_size=head_size,
+            dtype=dtype,
+            has_sinks=sinks is not None,
+            has_alibi=alibi_slopes is not None,
+            **options,
+        )
+        policy = Policy(backend=None if backend == "auto" else backend)
+        self.device = torch.device(device)
+        facts = selector.device_facts(self.device)
+        self.selection = selector.resolve(request, facts, policy)
+        self.request = request
+        self.q_scale: float | torch.Tensor = 1.0
+        self.k_scale, self.v_scale = k_scale, v_scale
+        self.sinks = _per_head("sinks", sinks, num_heads, self.device)
+        self.alibi_slopes = _per_head("alibi_slopes", alibi_slopes, num_heads, self.device)
+        self.config = config or BuildConfig()
+        self.kv_cache_spec = _cache_spec(self.selection, facts)
+        self.spec = LayerSpec.from_request(
+            request,
+            scale=head_size**-0.5 if scale is None else scale,
+            kv_cache_spec=self.kv_cache_spec,
+        )
+        self.impl, self.builder = _build(self.selection, self.spec, self.config, self.device)
+        self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
+        self.handle = _register(self)
+
+    def allocate(self, num_blocks: int) -> torch.Tensor:
+        """Return a zero-filled cache of `num_blocks` blocks.
+
+        Raises:
+            UnsupportedOptionError: the layer is cache-free.
+        """
+        if not isinstance(self.kv_cache_spec, AttentionSpec | MLAAttentionSpec):
+            raise UnsupportedOptionError(f"attn_type={self.request.attn_type} needs no cache.")
+        return self.kv_cache_spec.allocate(num_blocks, self.device)
+
+    def plan(
+        self, common: CommonAttentionMetadata, *, kv_cache: torch.Tensor | None = None
+    ) -> StepPlan:
+        """Prepare one step; the plan serves every layer that was built alike.
+
+        Args:
+            common: the batch.
+            kv_cache: in checked mode, the cache whose bounds the slots must respect.
+
+        Raises:
+            MetadataError: the batch contradicts itself (contents are looked at in checked mode
+                only, since that synchronises the device).
+        """
+        if self.config.checked:
+            check_metadata(common, spec=self.kv_cache_spec, kv_cache=kv_cache)
+        return StepPlan(common=common, metadata=self.builder.build(0, common))
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor | None,
+        plan: StepPlan,
+        output: torch.Tensor | None = None,
+        *,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the step's keys and values to the cache, and attend.
+
+        Args:
+            query: (T, Hq, D).
+            key: (T, Hkv, D), or None to read the cache only.
+            value: (T, Hkv, Dv), or None.
+            kv_cache: from `allocate`; None for cache-free attention.
+            plan: from `plan`.
+            output: (T, Hq, Dv), written in place; None returns the kernel's own tensor.
+            lse: (Hq, T) float32, written in place.
+
+        Returns:
+            (T, Hq, Dv).
+        """
+        slots = plan.common.slot_mapping
+        if self._writes_cache and kv_cache is not None and key is not None and slots is not None:
+            if value is None:
+                raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
+            self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
+        return self.impl.forward(
+            self, query, key, value, kv_cache, plan.metadata, output, lse=lse
+        )
+
+    def encode(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lengths: Sequence[int],
+        output: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend without a cache: every token of a request sees all of its tokens.
+
+        For vision towers and encoders (attn_type ENCODER or ENCODER_ONLY).
+
+        Args:
+            query: (T, Hq, D), requests one after the other.
+            key: (T, Hkv, D).
+            value: (T, Hkv, Dv).
+            lengths: tokens of each request; they sum to T.
+            output: (T, Hq, Dv), written in place.
+
+        Raises:
+            UnsupportedOptionError: the layer was built with a cache.
+            InvalidInputError: the lengths do not sum to T.
+        """
+        if not self.request.is_cache_free:
+            raise UnsupportedOptionError(
+                f"encode needs attn_type ENCODER or ENCODER_ONLY, not {self.request.attn_type}.",
+                hint="build the layer with attn_type=AttentionType.ENCODER_ONLY.",
+            )
+        if sum(lengths) != query.shape[0]:
+            raise InvalidInputError.for_argument(
+                "sum of lengths", sum(lengths), f"{query.shape[0]}, the rows of query"
+            )
+        common = CommonAttentionMetadata.from_lengths(
+            query_lens=lengths, seq_lens=lengths, device=self.device, causal=False
+        )
+        return self.forward(query, key, value, None, self.plan(common), output)
+
+    def __repr__(self) -> str:
+        """Read as what runs where."""
+        return f"Attention({self.selection.one_line()})"
+
+
+def _cache_spec(selection: Selection, device: DeviceFacts) -> KVCacheSpec | None:
+    if selection.request.is_cache_free or selection.block_size is None:
+        return None
+    return spec_for(
+        selection.request,
+        block_size=selection.block_size,
+        layout=selection.kv_layout or KVCacheLayout.NHD,
+        fp8_e4m3_dtype=device.fp8_dtype or torch.float8_e4m3fn,
+    )
+
+
+def _build(
+    selection: Selection, spec: LayerSpec, config: BuildConfig, device: torch.device
+) -> tuple[AttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+    """Build implementation and builder of the chosen backend."""
+    backend = selection.backend_cls
+    impl: AttentionImplBase[Any] = backend.get_impl_cls()(spec)
+    if not isinstance(impl, AttentionImpl):
+        raise InvalidRequestError.for_field(
+            "mla", selection.request.mla, "None for Attention", hint="use MLAAttention."
+        )
+    builder = backend.get_builder_cls()(spec.kv_cache_spec, {"attention": spec}, config, device)
+    return impl, builder
+
+
+def _per_head(
+    name: str, values: torch.Tensor | None, num_heads: int, device: torch.device
+) -> torch.Tensor | None:
+    if values is None:
+        return None
+    if tuple(values.shape) != (num_heads,):
+        raise InvalidInputError.for_argument(
+            f"{name} shape", tuple(values.shape), f"({num_heads},), one per query head of this rank"
+        )
+    return values.to(device=device, dtype=torch.float32)
+
+
+# Layers by handle, for the operator in `attn_shared.ops`: a graph can hold an integer, not a layer.
+_LAYERS: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
+_NEXT_HANDLE = iter(range(1, 2**62))
+
+
+def _register(layer: Attention) -> int:
+    handle = next(_NEXT_HANDLE)
+    _LAYERS[handle] = layer
+    return handle
+
+
+def layer_of(handle: int) -> Attention:
+    """Return the layer of a handle.
+
+    Raises:
+        InvalidInputError: the layer is gone or never was.
+    """
+    layer = _LAYERS.get(handle)
+    if layer is None:
+        raise InvalidInputError.for_argument(
+            "handle", handle, f"the handle of a living Attention layer ({sorted(_LAYERS)})"
+        )
+    return layer
