@@ -61,7 +61,7 @@ _AMD_NAME = re.compile(r"(gfx([1-9][0-9]?)([0-9a-f])[0-9a-f])((?::[a-z0-9_-]+[+-
 _AMD_GENERIC = re.compile(r"(gfx([1-9][0-9]?)(?:-([0-9]))?-generic)((?::[a-z0-9_-]+[+-])*)")
 _AMD_TRIPLE = "amdgcn-amd-amdhsa--"
 _INTEL_PREFIX = "intel_gpu_"
-_INTEL_TARGET = re.compile(r"[a-z0-9-]+")
+_INTEL_UNKNOWN = re.compile(r"intel_gpu_[a-z0-9_]+")
 
 
 @lru_cache(maxsize=512)
@@ -134,10 +134,11 @@ def _parse_intel(name: str) -> Arch | None:
         shared = [traits for traits in tables.INTEL.values() if traits.family == target]
         traits = shared[0] if len(set(shared)) == 1 else ArchTraits(target)
         return _from_traits(Vendor.INTEL, target, traits, is_generic=True)
-    is_prefixed = name.startswith(_INTEL_PREFIX) and _INTEL_TARGET.fullmatch(target)
-    if target not in tables.INTEL and not is_prefixed:
-        return None
-    return _from_traits(Vendor.INTEL, target, tables.INTEL.get(target))
+    if target in tables.INTEL:
+        return _from_traits(Vendor.INTEL, target, tables.INTEL[target])
+    if _INTEL_UNKNOWN.fullmatch(name):
+        return _from_traits(Vendor.INTEL, name, None)
+    return None
 
 
 def _parse_cpu(name: str) -> Arch | None:
