@@ -10,7 +10,7 @@ from torch import Tensor
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.quantization import FP8_DTYPES
 
-__all__ = ["PLAIN_DTYPES", "PagedCache"]
+__all__ = ["PLAIN_DTYPES", "PagedCache", "latent_views"]
 
 PLAIN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes whose elements are numbers as they stand."""
@@ -77,6 +77,18 @@ class PagedCache:
                 f"block_table[{request}, :{used}]", blocks.tolist(), f"ids in 0..{num_blocks - 1}"
             )
         return blocks
+
+
+def latent_views(latent_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
+    """Return the latent cache as key and value caches of one head."""
+    if latent_cache.dim() != 3 or not 0 < kv_lora_rank <= latent_cache.shape[-1]:
+        raise InvalidInputError.for_argument(
+            "latent_cache.shape, kv_lora_rank",
+            (tuple(latent_cache.shape), kv_lora_rank),
+            "(num_blocks, block_size, entry) with 0 < kv_lora_rank <= entry",
+        )
+    key_cache = latent_cache.unsqueeze(2)
+    return key_cache, key_cache[..., :kv_lora_rank]
 
 
 def _check_scales(side: str, cache: Tensor, scale: float | Tensor, scales: Tensor | None) -> None:

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from attn_shared._reference_batch import PagedBatch, dense, paged, ragged
-from attn_shared._reference_cache import PagedCache
+from attn_shared._reference_cache import PagedCache, latent_views
 from attn_shared._reference_core import EXACT, AttentionOptions, ReferenceResult
-from attn_shared.errors import InvalidInputError
 
 __all__ = [
     "AttentionOptions",
@@ -33,7 +32,6 @@ __all__ = [
     "mla_project_output",
     "paged_attention",
     "varlen_attention",
-    "window_bounds",
 ]
 
 _NO_RANGES: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({})
@@ -248,7 +246,7 @@ def mla_decode(
     Raises:
         InvalidInputError: as `paged_attention`, or kv_lora_rank is not inside the entry.
     """
-    key_cache, value_cache = _mla_views(latent_cache, kv_lora_rank)
+    key_cache, value_cache = latent_views(latent_cache, kv_lora_rank)
     return paged_attention(
         query,
         key_cache,
@@ -299,28 +297,3 @@ def mla_project_output(output: Tensor, value_up: Tensor) -> Tensor:
         value_up: (kv_lora_rank, H, Dv).
     """
     return torch.einsum("thr,rhv->thv", output.double(), value_up.double())
-
-
-def window_bounds(size: int, *, causal: bool) -> tuple[int, int]:
-    """Return (left, right) of a window of `size` keys that includes the query's own.
-
-    A batch that mixes both kinds of rows takes the non-causal bounds: causality clips the right.
-
-    Raises:
-        InvalidInputError: size < 1.
-    """
-    if size < 1:
-        raise InvalidInputError.for_argument("window size", size, ">= 1, the query's own key")
-    return (size - 1, 0) if causal else (size - 1, size - 1)
-
-
-def _mla_views(latent_cache: Tensor, kv_lora_rank: int) -> tuple[Tensor, Tensor]:
-    """Return the latent cache as key and value caches of one head."""
-    if latent_cache.dim() != 3 or not 0 < kv_lora_rank <= latent_cache.shape[-1]:
-        raise InvalidInputError.for_argument(
-            "latent_cache.shape, kv_lora_rank",
-            (tuple(latent_cache.shape), kv_lora_rank),
-            "(num_blocks, block_size, entry) with 0 < kv_lora_rank <= entry",
-        )
-    key_cache = latent_cache.unsqueeze(2)
-    return key_cache, key_cache[..., :kv_lora_rank]
