@@ -68,14 +68,16 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 
 def _closing_line(stats: dict[str, list[pytest.TestReport]]) -> str:
-    passed = len(stats.get("passed", []))
+    passed = f"{len(stats.get('passed', []))} passed"
+    if failed := len(stats.get("failed", [])) + len(stats.get("error", [])):
+        passed += f", {failed} failed"
     reasons = Counter(_skip_reason(report) for report in stats.get("skipped", []))
     if not reasons:
-        return f"{passed} passed, none left out on this machine"
+        return f"{passed}, none left out on this machine"
     detail = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
     if len(reasons) == 1:
         detail = next(iter(reasons))
-    return f"{passed} passed, {reasons.total()} not run on this machine: {detail}"
+    return f"{passed}, {reasons.total()} not run on this machine: {detail}"
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

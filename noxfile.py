@@ -114,11 +114,11 @@ def packages(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test that needs no special hardware; lint and typing follow."""
-    install(session, *DISTS)
-    run_pytest(session, *[str(folder / "tests") for folder in DISTS.values()], "tests")
     if not session.posargs:
         session.notify("lint")
         session.notify("typing")
+    install(session, *DISTS)
+    run_pytest(session, *map(tests_of, DISTS), "tests")
 
 
 @nox.session
@@ -182,14 +182,14 @@ def run_room(session: nox.Session, *names: str) -> None:
     """Install what these distributions need and run their tests."""
     needed = DISTS if "attn-cli" in names else closure(names)
     install(session, *needed)
-    run_pytest(session, *[str(DISTS[name] / "tests") for name in names])
+    run_pytest(session, *map(tests_of, names))
 
 
 def run_platform(session: nox.Session, room: str) -> None:
     """Run a platform's tests, and those marked with its hardware in what it stands on."""
     names = closure([f"attn-{room}"])
     install(session, *names)
-    run_pytest(session, f"--room={room}", *[str(DISTS[name] / "tests") for name in names])
+    run_pytest(session, f"--room={room}", *map(tests_of, names))
 
 
 def run_pytest(session: nox.Session, *arguments: str) -> None:
@@ -198,6 +198,11 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
     if has_venv(session):
         env["PYTHONPATH"] = ""
     session.run("python", "-m", "pytest", *arguments, *session.posargs, env=env)
+
+
+def tests_of(name: str) -> str:
+    """The folder of a distribution's tests, as seen from here."""
+    return str((DISTS[name] / "tests").relative_to(ROOT))
 
 
 def closure(names: list[str] | tuple[str, ...]) -> list[str]:

@@ -1,7 +1,7 @@
 """Hold functions and files to the sizes that keep them readable.
 
 Fails on a function of more than 80 lines or a source file of more than 500; names those of more
-than 40 and 350. A function that is one algorithm, such as a kernel, may give its reason in a comment
+than 40 and 350. A function that is one algorithm, a kernel for instance, may say so in a comment
 `# size: REASON` on its `def` line; the file that holds it may then be longer too.
 """
 
