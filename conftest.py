@@ -58,11 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_sessionfinish(
+    session: pytest.Session, exitstatus: int | pytest.ExitCode
+) -> Generator[None, object, object]:
     """Below pytest's closing line, count what passed and what this machine could not run."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and not session.config.option.collectonly:
+    did_run = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if did_run and reporter is not None and not session.config.option.collectonly:
         reporter.write_line(_closing_line(reporter.stats))
     return result
 
