@@ -50,7 +50,7 @@ def distributions() -> list[Distribution]:
 
 
 def tracked_files() -> list[Path]:
-    """The files that git tracks or would add, or all files where this is no checkout."""
+    """The files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
     paths = [ROOT / name for name in listed.stdout.split("\0") if name]
