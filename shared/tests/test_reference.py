@@ -409,7 +409,7 @@ class TestRefusals:
     )
     def test_options(self, fields: dict[str, object], message: str) -> None:
         with pytest.raises(InvalidInputError, match=message):
-            AttentionOptions(**{"scale": 1.0, **fields})  # type: ignore[arg-type]
+            AttentionOptions(**{"scale": 1.0, **fields})
 
     @pytest.mark.parametrize(
         ("heads", "key", "value", "message"),

@@ -373,8 +373,8 @@ class TestMLA:
             "scale": 0.3,
             "kv_lora_rank": 6,
         }
-        result = mla_decode(query, stored, cache_scale=0.125, **where)  # type: ignore[arg-type]
-        expected = mla_decode(query, stored.double() * 0.125, **where)  # type: ignore[arg-type]
+        result = mla_decode(query, stored, cache_scale=0.125, **where)
+        expected = mla_decode(query, stored.double() * 0.125, **where)
         assert_close(result.output, expected.output)
 
     @pytest.mark.parametrize("rank", [0, 9])
