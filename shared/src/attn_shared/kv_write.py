@@ -9,10 +9,36 @@ from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
 from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
 
-__all__ = ["PAD_SLOT_ID", "concat_and_cache_mla", "gather_rows", "slot_mapping_for", "write_kv"]
+__all__ = [
+    "PAD_SLOT_ID",
+    "concat_and_cache_mla",
+    "gather_rows",
+    "slot_mapping_for",
+    "token_positions",
+    "write_kv",
+]
 
 PAD_SLOT_ID = -1
 """A slot of this value is not written."""
+
+
+def token_positions(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the request and the absolute position of each query token: int64 (T,) each.
+
+    Token r of a request sits at position seq_len - query_len + r; in a padded row (seq_len 0)
+    positions are negative.
+
+    Args:
+        query_start_loc: (B + 1,) integers.
+        seq_lens: (B,) integers, this step's tokens included.
+    """
+    query_lens = query_start_loc.diff().long()
+    rows = torch.arange(len(seq_lens), device=seq_lens.device)
+    request = torch.repeat_interleave(rows, query_lens)
+    first = seq_lens.long() - query_lens - query_start_loc[:-1].long()
+    return request, torch.arange(len(request), device=seq_lens.device) + first[request]
 
 
 def slot_mapping_for(
@@ -24,7 +50,8 @@ def slot_mapping_for(
     """Return the slot of each query token: (T,) int64.
 
     Token r of a request sits at position seq_len - query_len + r; its slot is
-    block_table[request, position // block_size] * block_size + position % block_size.
+    block_table[request, position // block_size] * block_size + position % block_size. A padded row
+    (seq_len 0) has no positions: its slots are -1.
 
     Args:
         block_table: (B, M) int32.
@@ -32,16 +59,10 @@ def slot_mapping_for(
         seq_lens: (B,) int32, this step's tokens included.
         block_size: tokens per block.
     """
-    query_lens = query_start_loc.diff()
-    num_tokens = int(query_start_loc[-1])
-    request = torch.repeat_interleave(
-        torch.arange(len(seq_lens), device=seq_lens.device), query_lens.long()
-    )
-    token = torch.arange(num_tokens, device=seq_lens.device)
-    first = (seq_lens - query_lens).long()
-    position = token - query_start_loc[:-1].long()[request] + first[request]
-    block = block_table[request, position // block_size].long()
-    return block * block_size + position % block_size
+    request, position = token_positions(query_start_loc, seq_lens)
+    block = block_table[request, position.clamp_min(0) // block_size].long()
+    slot = block * block_size + position % block_size
+    return torch.where(position < 0, PAD_SLOT_ID, slot)
 
 
 def _without_pads(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,11 +39,12 @@ class CommonAttentionMetadata:
         block_table: (B, M) int32 on the device, None for cache-free calls; entries past
             ceil(seq_len / block_size) are never read.
         slot_mapping: (T,) int64 on the device, -1 where nothing is written; None if nothing is.
+            In cross-attention it has an entry per encoder token that is written.
         causal: True, False, or a (B,) bool tensor on the device.
         causal_cpu: host mirror of a causal tensor.
-        key_start_loc: (Bk + 1,) int32: prefix sums of key lengths of a cache-free call whose keys
-            differ in length from its queries; None: they are equal.
-        key_start_loc_cpu: the same on the host.
+        key_start_loc: (B + 1,) int32 on the device: prefix sums of key lengths of a cache-free call
+            whose keys differ in length from its queries; None: they are equal.
+        key_start_loc_cpu: the same on the host, exact.
         encoder_seq_lens: (B,) int32 on the device: keys of each request in cross-attention.
         encoder_seq_lens_cpu: the same on the host.
         is_prefilling: (B,) bool on the host: the prompt is not yet complete; tells a short
@@ -85,26 +86,24 @@ class CommonAttentionMetadata:
         Raises:
             MetadataError: names the argument, its value and what is allowed.
         """
-        batch = self.num_reqs
-        self._check("query_start_loc", self.query_start_loc, torch.int32, (batch + 1,))
-        self._check("query_start_loc_cpu", self.query_start_loc_cpu, torch.int32, (batch + 1,))
-        self._check("seq_lens", self.seq_lens, torch.int32, (batch,))
-        for name in ("seq_lens_cpu", "encoder_seq_lens", "encoder_seq_lens_cpu"):
-            self._check(name, getattr(self, name), torch.int32, (batch,))
-        for name in ("dcp_local_seq_lens", "dcp_local_seq_lens_cpu"):
-            self._check(name, getattr(self, name), torch.int32, (batch,))
-        self._check("is_prefilling", self.is_prefilling, torch.bool, (batch,))
-        self._check("block_table", self.block_table, torch.int32, (batch, None))
-        self._check("slot_mapping", self.slot_mapping, torch.int64, (None,))
+        for name in ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"):
+            if getattr(self, name) < 0:
+                raise MetadataError.for_argument(name, getattr(self, name), "an integer >= 0")
+        for name, (dtype, axis) in _PER_REQUEST.items():
+            self._check(name, getattr(self, name), dtype, self.num_reqs + (axis == "starts"))
+        self._check("block_table", self.block_table, torch.int32, self.num_reqs, None)
+        self._check("slot_mapping", self.slot_mapping, torch.int64, None)
+        self._check("positions", self.positions, torch.int64, None)
         self._check_causal()
-        self._check_host_tensors()
+        self._check_mirrored("key_start_loc")
+        self._check_places()
 
     def _check(
         self,
         name: str,
         tensor: torch.Tensor | None,
         dtype: torch.dtype,
-        shape: tuple[int | None, ...],
+        *shape: int | None,
     ) -> None:
         if tensor is None:
             return
@@ -124,27 +123,34 @@ class CommonAttentionMetadata:
     def _check_causal(self) -> None:
         if isinstance(self.causal, bool):
             return
-        self._check("causal", self.causal, torch.bool, (self.num_reqs,))
-        self._check("causal_cpu", self.causal_cpu, torch.bool, (self.num_reqs,))
-        if self.causal_cpu is None:
+        if not isinstance(self.causal, torch.Tensor):
             raise MetadataError.for_argument(
-                "causal_cpu", None, "the host mirror of a causal tensor, (num_reqs,) bool"
+                "causal", repr(self.causal), "True, False or a (num_reqs,) bool tensor"
+            )
+        self._check("causal", self.causal, torch.bool, self.num_reqs)
+        self._check("causal_cpu", self.causal_cpu, torch.bool, self.num_reqs)
+        self._check_mirrored("causal")
+
+    def _check_mirrored(self, name: str) -> None:
+        if getattr(self, name) is not None and getattr(self, f"{name}_cpu") is None:
+            raise MetadataError.for_argument(
+                f"{name}_cpu", None, f"the host mirror of {name}, which builders read"
             )
 
-    def _check_host_tensors(self) -> None:
-        for name in (
-            "query_start_loc_cpu",
-            "seq_lens_cpu",
-            "causal_cpu",
-            "key_start_loc_cpu",
-            "encoder_seq_lens_cpu",
-            "is_prefilling",
-            "dcp_local_seq_lens_cpu",
-        ):
+    def _check_places(self) -> None:
+        device = self.query_start_loc.device
+        for name in _SLICED_BY:
             tensor = getattr(self, name)
-            if tensor is not None and tensor.device.type != "cpu":
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if name in _ON_HOST:
+                if tensor.device.type != "cpu":
+                    raise MetadataError.for_argument(
+                        f"{name} device", tensor.device, "cpu (it is read on the host)"
+                    )
+            elif tensor.device != device:
                 raise MetadataError.for_argument(
-                    f"{name} device", tensor.device, "cpu (a host mirror)"
+                    f"{name} device", tensor.device, f"{device}, where query_start_loc is"
                 )
 
     @classmethod
@@ -162,11 +168,16 @@ class CommonAttentionMetadata:
 
         Args:
             query_lens: query tokens of each request.
-            seq_lens: keys of each request, this step's included.
+            seq_lens: keys of each request, this step's included; 0 marks a padded row, whose
+                tokens are not written.
             block_table: (B, M) block ids, None for a cache-free call.
-            block_size: tokens per block; with a table it gives the slot mapping.
+            block_size: tokens per block; with a table it gives the slot mapping, except of
+                cross-attention, whose slots belong to encoder tokens.
             device: where the kernels run.
             options: further fields.
+
+        Raises:
+            MetadataError: lengths contradict each other or do not fit the table.
         """
         if len(query_lens) != len(seq_lens):
             raise MetadataError.for_argument(
@@ -177,10 +188,11 @@ class CommonAttentionMetadata:
         lens = torch.tensor(seq_lens, dtype=torch.int32)
         if block_table is not None:
             block_table = block_table.to(device=device, dtype=torch.int32)
-            if block_size is not None and "slot_mapping" not in options:
-                options["slot_mapping"] = slot_mapping_for(
-                    block_table.cpu(), starts, lens, block_size
-                ).to(device)
+        has_own_slots = "slot_mapping" in options or options.get("encoder_seq_lens") is not None
+        if block_size is not None and not has_own_slots:
+            table = _check_lengths_fit(query_lens, seq_lens, block_table, block_size)
+            slots = slot_mapping_for(table.cpu(), starts, lens, block_size)
+            options["slot_mapping"] = slots.to(device)
         return cls(
             query_start_loc=starts.to(device),
             query_start_loc_cpu=starts,
@@ -224,8 +236,19 @@ class CommonAttentionMetadata:
     def unpadded(self, num_actual_tokens: int, num_actual_reqs: int) -> CommonAttentionMetadata:
         """Return the first `num_actual_reqs` requests and `num_actual_tokens` tokens.
 
-        Every field is sliced, none is dropped.
+        Every field is cut, none is dropped; the slots of cross-attention, which belong to encoder
+        tokens, stay whole.
+
+        Raises:
+            MetadataError: the batch has fewer requests or tokens.
         """
+        _check_at_most("num_actual_tokens", num_actual_tokens, self.num_actual_tokens)
+        _check_at_most("num_actual_reqs", num_actual_reqs, self.num_reqs)
+        sizes = {
+            "tokens": num_actual_tokens,
+            "requests": num_actual_reqs,
+            "starts": num_actual_reqs + 1,
+        }
         changes: dict[str, Any] = {
             "num_reqs": num_actual_reqs,
             "num_actual_tokens": num_actual_tokens,
@@ -235,32 +258,76 @@ class CommonAttentionMetadata:
                 if request < num_actual_reqs
             },
         }
-        for name, length in _SLICED_BY.items():
+        for name, axis in _SLICED_BY.items():
             value = getattr(self, name)
-            if isinstance(value, torch.Tensor):
-                size = num_actual_tokens if length == "tokens" else num_actual_reqs
-                changes[name] = value[: size + (1 if length == "starts" else 0)]
+            is_cross_slots = name == "slot_mapping" and self.encoder_seq_lens is not None
+            if isinstance(value, torch.Tensor) and not is_cross_slots:
+                changes[name] = value[: sizes[axis]]
         return self.with_fields(**changes)
 
 
-# How each tensor field is cut: by requests, by requests + 1 (prefix sums), or by tokens.
-_SLICED_BY = MappingProxyType(
+def _check_at_most(name: str, value: int, limit: int) -> None:
+    if not 0 <= value <= limit:
+        raise MetadataError.for_argument(name, value, f"0 to {limit}, the size of this batch")
+
+
+def _check_lengths_fit(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_table: torch.Tensor | None,
+    block_size: int,
+) -> torch.Tensor:
+    """Return the table, after refusing lengths that give a token a slot outside its row."""
+    if block_table is None:
+        raise MetadataError.for_argument(
+            "block_table", None, f"(B, M) block ids, for block_size={block_size} has no use without"
+        )
+    if block_size < 1:
+        raise MetadataError.for_argument("block_size", block_size, "an integer >= 1")
+    if block_table.ndim != 2 or len(block_table) != len(seq_lens):
+        raise MetadataError.for_argument(
+            "block_table shape", tuple(block_table.shape), f"({len(seq_lens)}, any)"
+        )
+    capacity = block_table.shape[1] * block_size
+    for index, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        is_padded = seq_len == 0 and query_len >= 0
+        if not is_padded and not 0 <= query_len <= seq_len <= capacity:
+            raise MetadataError.for_argument(
+                f"seq_lens[{index}]",
+                seq_len,
+                f"query_lens[{index}] = {query_len} to {capacity} (the row's "
+                f"{block_table.shape[1]} blocks of {block_size}), or 0 for a padded row",
+            )
+    return block_table
+
+
+_PER_REQUEST = MappingProxyType(
     {
-        "query_start_loc": "starts",
-        "query_start_loc_cpu": "starts",
-        "key_start_loc": "starts",
-        "key_start_loc_cpu": "starts",
-        "seq_lens": "requests",
-        "seq_lens_cpu": "requests",
+        "query_start_loc": (torch.int32, "starts"),
+        "query_start_loc_cpu": (torch.int32, "starts"),
+        "key_start_loc": (torch.int32, "starts"),
+        "key_start_loc_cpu": (torch.int32, "starts"),
+        "seq_lens": (torch.int32, "requests"),
+        "seq_lens_cpu": (torch.int32, "requests"),
+        "encoder_seq_lens": (torch.int32, "requests"),
+        "encoder_seq_lens_cpu": (torch.int32, "requests"),
+        "dcp_local_seq_lens": (torch.int32, "requests"),
+        "dcp_local_seq_lens_cpu": (torch.int32, "requests"),
+        "is_prefilling": (torch.bool, "requests"),
+    }
+)
+"""Fields of one number per request, with their dtype; prefix sums have one more."""
+
+_SLICED_BY = MappingProxyType(
+    {name: axis for name, (_, axis) in _PER_REQUEST.items()}
+    | {
         "block_table": "requests",
         "causal": "requests",
         "causal_cpu": "requests",
-        "encoder_seq_lens": "requests",
-        "encoder_seq_lens_cpu": "requests",
-        "is_prefilling": "requests",
-        "dcp_local_seq_lens": "requests",
-        "dcp_local_seq_lens_cpu": "requests",
         "slot_mapping": "tokens",
         "positions": "tokens",
     }
 )
+"""How each tensor field is cut."""
+
+_ON_HOST = frozenset({name for name in _SLICED_BY if name.endswith("_cpu")} | {"is_prefilling"})
