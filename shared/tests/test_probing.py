@@ -52,7 +52,7 @@ def test_version_of_the_first_installed_distribution() -> None:
     import torch
 
     assert installed_version(["no-such-distribution", "torch"]) == torch.__version__
-    assert installed_version(["no-such-distribution"]) is None
+    assert installed_version(["no-such-distribution"]) == "unknown"
 
 
 def test_flags_are_sorted_text() -> None:

@@ -46,14 +46,14 @@ def require(module: ModuleType, name: str, hint: str) -> Any:
         raise ImportError(f"{module.__name__} ({place}) has no {name}: {hint}") from error
 
 
-def installed_version(distributions: Iterable[str]) -> str | None:
-    """Return the version of the first of these distributions that is installed, or None."""
+def installed_version(distributions: Iterable[str]) -> str:
+    """Return the version of the first of these distributions that is installed, or "unknown"."""
     for name in distributions:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return None
+    return "unknown"
 
 
 def build_flags(values: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
