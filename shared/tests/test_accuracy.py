@@ -80,6 +80,20 @@ class TestEager:
         assert low.lse.dtype == torch.float32
         assert low.lse.item() == pytest.approx(math.log(6), rel=1e-6)
 
+    def test_operands_are_rounded_to_the_compute_dtype(self) -> None:
+        # 1 + 2^-8 is half an ulp above 1 in bfloat16 and rounds to the even 1, 257 to 256.
+        near_one = torch.full((1, 1, 1), 1 + 2.0**-8)
+        low = eager_attention(
+            near_one,
+            column(257.0, dtype=torch.float32),
+            near_one.unsqueeze(0),
+            AttentionOptions(scale=1.0),
+            **one_request(1, 1),
+            compute_dtype=torch.bfloat16,
+        )
+        assert (low.lse.item(), low.output.item()) == (256.0, 1.0)
+        assert low.output.dtype == torch.bfloat16
+
     @pytest.mark.parametrize("dtype", LOW)
     def test_error_is_that_of_two_roundings(self, dtype: torch.dtype) -> None:
         # P errs by half an ulp relative, the output by another half: one ulp of max |V| in all.

@@ -105,9 +105,12 @@ class TestInt8:
         allowed = 0.5001 * scale.double().item() if magnitude > 1e-37 else magnitude
         assert error <= allowed
 
-    def test_minus_128_is_never_stored(self) -> None:
-        stored, _ = quantize_int8_per_token_head(torch.tensor([[-1e-44, 3e-45]]))
-        assert stored.min() >= -127
+    def test_a_scale_rounded_down_saturates(self) -> None:
+        # 180 of float32's smallest steps over 127 round to one step, of which x holds 180.
+        step = 2.0**-149
+        stored, scale = quantize_int8_per_token_head(torch.tensor([[180 * step, -180 * step]]))
+        assert scale.item() == step
+        assert stored.tolist() == [[127, -127]]
 
     def test_result_has_the_asked_dtype(self) -> None:
         stored = torch.tensor([[2]], dtype=torch.int8)
