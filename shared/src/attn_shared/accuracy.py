@@ -209,8 +209,11 @@ def _worst(error: Tensor) -> tuple[float, tuple[int, ...] | None]:
     """Return the largest element and where it is."""
     if error.numel() == 0:
         return 0.0, None
-    index = torch.unravel_index(error.argmax(), error.shape)
-    place = tuple(int(axis) for axis in index)
+    rest = int(error.argmax())
+    place: tuple[int, ...] = ()
+    for size in reversed(error.shape):
+        rest, axis = divmod(rest, size)
+        place = (axis, *place)
     return float(error[place]), place
 
 
