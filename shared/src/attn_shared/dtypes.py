@@ -31,7 +31,13 @@ COMPUTE_DTYPES = MappingProxyType(
 """Dtypes of query, key, value and output, by name."""
 
 _ALIASES = MappingProxyType(
-    {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+    {
+        "half": "float16",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "float": "float32",
+        "fp32": "float32",
+    }
 )
 
 KV_CACHE_DTYPES = (
@@ -90,6 +96,12 @@ _QUANT_MODES = MappingProxyType(
     }
 )
 
+_E4M3_FORMATS = ("fp8", "fp8_e4m3", "fp8_inc", "fp8_per_token_head")
+
+_STORAGE_DTYPES = MappingProxyType(
+    {**COMPUTE_DTYPES, "fp8_e5m2": torch.float8_e5m2, "int8_per_token_head": torch.int8}
+)
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the short name of a dtype: `torch.bfloat16` gives "bfloat16"."""
@@ -144,18 +156,14 @@ def kv_storage_dtype(
     name = parse_kv_cache_dtype(kv_cache_dtype)
     if name == "auto":
         return dtype
-    if name in COMPUTE_DTYPES:
-        return COMPUTE_DTYPES[name]
-    if name in ("fp8", "fp8_e4m3", "fp8_inc", "fp8_per_token_head"):
+    if name in _E4M3_FORMATS:
         return fp8_e4m3_dtype
-    if name == "fp8_e5m2":
-        return torch.float8_e5m2
-    if name == "int8_per_token_head":
-        return torch.int8
+    if name in _STORAGE_DTYPES:
+        return _STORAGE_DTYPES[name]
     raise InvalidRequestError.for_field(
         "kv_cache_dtype",
         name,
-        "a format stored as one element per value: auto, 16- or 32-bit floats, fp8*, "
-        "int8_per_token_head",
-        hint="packed formats need a backend that defines their layout.",
+        f"one of {', '.join(['auto', *_STORAGE_DTYPES, *_E4M3_FORMATS])}, which store one element "
+        "per value",
+        hint="a packed format needs a backend that defines its own cache.",
     )

@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from attn_shared.selector import Selection
+    from attn_shared.selection import Selection
 
 __all__ = [
     "AttnError",
+    "BackendDefinitionError",
     "BackendNotProvidedError",
     "BackendRejectedError",
     "CapabilityComparisonError",
@@ -26,11 +27,30 @@ __all__ = [
     "MLAForwardError",
     "MetadataError",
     "NoBackendError",
+    "PlatformMissingError",
     "PluginError",
     "UnknownNameError",
     "UnsupportedOptionError",
     "VendorMissingError",
+    "nearest_name",
+    "own_words",
 ]
+
+
+def own_words(error: BaseException) -> str:
+    """Return what an error says, in one line: its type, its message, and those of its causes."""
+    message = " ".join(str(error).split())
+    words = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if error.__cause__ is None:
+        return words
+    return f"{words} (caused by {own_words(error.__cause__)})"
+
+
+def nearest_name(name: object, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that is spelled most like `name` in any case, if one is near."""
+    folded = {candidate.lower(): candidate for candidate in names}
+    near = get_close_matches(str(name).lower(), folded, n=1)
+    return folded[near[0]] if near else None
 
 
 class AttnError(Exception):
@@ -91,12 +111,10 @@ class UnknownNameError(AttnError, ValueError):
     ) -> UnknownNameError:
         """Name the kind and value, list what is allowed, and suggest the nearest spelling."""
         names = sorted(allowed)
-        listed = ", ".join(names) if names else "(none)"
-        if not hint:
-            folded = {candidate.lower(): candidate for candidate in names}
-            near = get_close_matches(str(name).lower(), folded, n=1)
-            hint = f"did you mean {folded[near[0]]!r}?" if near else ""
-        return cls(f"unknown {kind} {name!r}; allowed: {listed}.", hint=hint)
+        near = nearest_name(name, names)
+        if near and not hint:
+            hint = f"did you mean {near!r}?"
+        return cls(f"unknown {kind} {name!r}; allowed: {', '.join(names) or '(none)'}.", hint=hint)
 
 
 class BackendNotProvidedError(UnknownNameError):
@@ -106,7 +124,7 @@ class BackendNotProvidedError(UnknownNameError):
 
 
 class DuplicateNameError(AttnError, ValueError):
-    """Two owners registered one name."""
+    """Two owners claim one name."""
 
     exit_code = 2
 
@@ -115,10 +133,30 @@ class PluginError(AttnError, ImportError):
     """A plugin (entry point) failed to load; it disables itself only."""
 
 
+class BackendDefinitionError(AttnError, TypeError):
+    """A backend's class contradicts the interface; raised where it is defined or registered."""
+
+
 class VendorMissingError(AttnError, ImportError):
-    """A vendor library that the chosen backend needs is absent or broken."""
+    """A vendor library that a backend needs is absent or broken.
+
+    `library` names it, where the backend can tell; `selection` holds every verdict, where the
+    backend was named by the user or the model.
+    """
 
     exit_code = 4
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        library: str | None = None,
+        selection: Selection | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.library = library
+        self.selection = selection
 
 
 class NoBackendError(AttnError, ValueError):
@@ -133,6 +171,10 @@ class NoBackendError(AttnError, ValueError):
 
 class BackendRejectedError(NoBackendError):
     """The backend that was named cannot serve the request; nothing else is tried."""
+
+
+class PlatformMissingError(NoBackendError):
+    """No installed package serves the devices of this vendor."""
 
 
 class CapabilityComparisonError(AttnError, TypeError):

@@ -1,0 +1,52 @@
+"""Checks of single fields, shared by the records, and a hash that is computed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_shared.errors import InvalidRequestError
+
+__all__ = ["CachedHash", "require_bool", "require_positive"]
+
+
+class CachedHash:
+    """Gives a frozen, slotted dataclass a hash that is computed on first use and kept.
+
+    The class must say `__hash__ = CachedHash.__hash__`, since `dataclass` writes its own
+    otherwise. The slot is no field: it is neither compared nor pickled, because strings hash
+    differently in the next process.
+    """
+
+    __slots__ = ("_hash",)
+
+    _hash: int
+    __dataclass_fields__: dict[str, Any]
+
+    def __hash__(self) -> int:
+        """Return the hash of the tuple of all fields."""
+        try:
+            return self._hash
+        except AttributeError:
+            value = hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+            object.__setattr__(self, "_hash", value)
+            return value
+
+
+def require_positive(name: str, value: object) -> None:
+    """Refuse what is not an int >= 1 (a bool is none).
+
+    Raises:
+        InvalidRequestError: names the field and the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError.for_field(name, value, "an int >= 1")
+
+
+def require_bool(name: str, value: object) -> None:
+    """Refuse what is not a bool: a tensor or a string would be taken for true.
+
+    Raises:
+        InvalidRequestError: names the field and the value.
+    """
+    if not isinstance(value, bool):
+        raise InvalidRequestError.for_field(name, value, "True or False")
