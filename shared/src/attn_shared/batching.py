@@ -95,7 +95,8 @@ def split_decodes_extends_and_prefills(
     """Find where decodes end and where rows without earlier keys (prefills) begin.
 
     A row that is no decode is a prefill if all its keys are new (seq_len == query_len), else an
-    extend, which also reads keys of earlier steps.
+    extend, which also reads keys of earlier steps. Padding (query length 0) goes with what
+    precedes it.
 
     Args:
         common: the batch; needs `seq_lens_cpu`, of which an upper bound is enough: a prefill whose
@@ -114,7 +115,7 @@ def split_decodes_extends_and_prefills(
         )
     lens = common.query_lens_cpu
     is_decode = _decode_rows(common, decode_threshold, treat_short_extends_as_decodes)
-    is_prefill = ~is_decode & (common.seq_lens_cpu == lens)
+    is_prefill = ~is_decode & (common.seq_lens_cpu == lens) & (lens > 0)
     num_decodes = _num_leading(is_decode)
     first_prefill = max(num_decodes, _num_leading(~is_prefill))
     late_extend = (common.seq_lens_cpu > lens) & (lens > 0)

@@ -83,15 +83,8 @@ def check_cascade(
             "cascade attention has no rule for sequences that are sharded over ranks.",
             hint="pass common_prefix_len=0.",
         )
-    if common_prefix_len < 0 or common_prefix_len % block_size:
-        raise _refused(common_prefix_len, f"multiples of block_size={block_size}")
     _check_all_causal(common)
-    computed = common.exact_seq_lens_cpu - common.query_lens_cpu
-    shortest = int(computed.min()) if len(computed) else 0
-    if common_prefix_len > shortest:
-        raise _refused(
-            common_prefix_len, f"at most min(seq_len - query_len) = {shortest}, in whole blocks"
-        )
+    _check_length(common, common_prefix_len, block_size)
     num_blocks = common_prefix_len // block_size
     if num_blocks > common.block_table.shape[1]:
         raise _refused(common_prefix_len, f"at most {common.block_table.shape[1]} blocks")
@@ -100,6 +93,17 @@ def check_cascade(
         raise _refused(
             common_prefix_len,
             f"at most {num_shared * block_size}: the rows of block_table differ at {num_shared}",
+        )
+
+
+def _check_length(common: CommonAttentionMetadata, common_prefix_len: int, block_size: int) -> None:
+    if common_prefix_len < 0 or common_prefix_len % block_size:
+        raise _refused(common_prefix_len, f"multiples of block_size={block_size}")
+    computed = common.exact_seq_lens_cpu - common.query_lens_cpu
+    shortest = int(computed.min()) if len(computed) else 0
+    if common_prefix_len > shortest:
+        raise _refused(
+            common_prefix_len, f"at most min(seq_len - query_len) = {shortest}, in whole blocks"
         )
 
 

@@ -207,9 +207,9 @@ def cp_lse_ag_out_rs(
     if output.shape[0] == 0:
         return output[:, :num_heads], lse[:num_heads]
     own = _without_empties(lse, lse_base_on_e)
-    gathered = own.new_empty((world_size, *own.shape))
+    gathered = own.new_empty((world_size * own.shape[0], own.shape[1]))
     _collective("all_gather_single", "all_gather_into_tensor")(gathered, own, group=group)
-    total = gathered.logsumexp(0)
+    total = gathered.view(world_size, *own.shape).logsumexp(0)
     is_empty = own == -math.inf
     weight = torch.where(is_empty, 0.0, (own - total).exp()).unsqueeze(-1)
     share = output.transpose(0, 1).float() * weight
@@ -252,7 +252,8 @@ def dcp_a2a_lse_reduce(
     shards = received.view(world_size, num_heads, num_tokens, -1)
     outputs = [shard[..., :width].transpose(0, 1) for shard in shards]
     lses = [shard[..., width:].contiguous().view(torch.float32).squeeze(-1) for shard in shards]
-    return combine_shards(outputs, lses, lse_base_on_e=lse_base_on_e)
+    merged, total = combine_shards(outputs, lses, lse_base_on_e=lse_base_on_e)
+    return merged.contiguous(), total
 
 
 def _without_empties(lse: torch.Tensor, lse_base_on_e: bool) -> torch.Tensor:

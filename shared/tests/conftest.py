@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[str], Rows]:
+    """Read recorded decisions, from ATTN_ORACLE_DIR or from shared/oracle beside the checkout."""
+    default = Path(__file__).resolve().parents[3] / "shared" / "oracle"
+    folder = Path(os.environ.get("ATTN_ORACLE_DIR") or default)
+
+    def read(name: str) -> Rows:
+        path = folder / f"{name}.jsonl"
+        if not path.is_file():
+            pytest.skip(f"no recorded decisions (ATTN_ORACLE_DIR): {path.name}")
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    return read
