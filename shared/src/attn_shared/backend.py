@@ -145,17 +145,13 @@ class AttentionBackend(ABC):
 
     @final
     @classmethod
-    def supports_head_size(
-        cls, head_size: int, device: DeviceFacts, inventory: Inventory
-    ) -> bool:
+    def supports_head_size(cls, head_size: int, device: DeviceFacts, inventory: Inventory) -> bool:
         """Whether query and key heads of this width are served."""
         return head_size in cls.capability(device, inventory).head_sizes
 
     @final
     @classmethod
-    def supports_dtype(
-        cls, dtype: torch.dtype, device: DeviceFacts, inventory: Inventory
-    ) -> bool:
+    def supports_dtype(cls, dtype: torch.dtype, device: DeviceFacts, inventory: Inventory) -> bool:
         """Whether this compute dtype is served."""
         return dtype in cls.capability(device, inventory).dtypes
 
@@ -428,16 +424,20 @@ class MLAAttentionImpl(AttentionImplBase[M]):
 
     def do_kv_cache_update(
         self,
+        layer: AttentionLayer,
         latent: torch.Tensor,
         rope: torch.Tensor,
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write the step's latents (T, kv_lora_rank) and rope parts into their slots."""
+        """Write the step's latents (T, kv_lora_rank) and rope parts into their slots.
+
+        `layer.k_scale` is the one scale of a quantised entry.
+        """
         spec = self.spec.kv_cache_spec
         if not isinstance(spec, MLAAttentionSpec):
             raise UnsupportedOptionError("this layer has no latent cache to write.")
-        concat_and_cache_mla(kv_cache, spec, latent, rope, slot_mapping)
+        concat_and_cache_mla(kv_cache, spec, latent, rope, slot_mapping, scale=layer.k_scale)
 
     @final
     @property

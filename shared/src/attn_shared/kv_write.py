@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attn_shared.dtypes import KVQuantMode
+from attn_shared.dtypes import KVQuantMode, kv_quant_mode
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
 from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
@@ -145,8 +145,12 @@ def _encode(
     if spec.quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD:
         (k, k_row), (v, v_row) = map(quantize_int8_per_token_head, (key, value))
         return KVViews(k, v, k_row, v_row)
-    raise UnsupportedOptionError(
-        f"kv_cache_dtype={spec.kv_cache_dtype!r} is not written with torch.",
+    raise _not_written(spec.kv_cache_dtype)
+
+
+def _not_written(kv_cache_dtype: str) -> UnsupportedOptionError:
+    return UnsupportedOptionError(
+        f"kv_cache_dtype={kv_cache_dtype!r} is not written with torch.",
         hint="choose a backend that brings its own cache-write kernel.",
     )
 
@@ -157,14 +161,33 @@ def concat_and_cache_mla(
     latent: torch.Tensor,
     rope: torch.Tensor,
     slot_mapping: torch.Tensor,
+    *,
+    scale: float | torch.Tensor = 1.0,
 ) -> None:
-    """Write latents (T, kv_lora_rank) and rope parts (T, qk_rope_head_dim) as cache entries."""
+    """Write latents and rope parts as cache entries.
+
+    Args:
+        kv_cache: a cache of `spec`.
+        spec: the cache's format.
+        latent: (T, kv_lora_rank).
+        rope: (T, qk_rope_head_dim).
+        slot_mapping: (T,) int64; -1 is not written.
+        scale: stored = entry / scale, saturating, for an fp8 cache; one for the whole entry.
+
+    Raises:
+        UnsupportedOptionError: a format that is not written with torch.
+    """
     views = spec.split(kv_cache)
     if len(slot_mapping) == 0:
         return
     row, slots = _without_pads(slot_mapping)
-    entry = torch.cat((latent, rope), dim=-1).to(spec.dtype)
-    _put(views.key, slots, entry[row].unsqueeze(1))
+    entry = torch.cat((latent, rope), dim=-1)[row].unsqueeze(1)
+    mode = kv_quant_mode(spec.kv_cache_dtype)
+    if mode is KVQuantMode.FP8_PER_TENSOR:
+        entry = quantize_fp8(entry, scale, spec.dtype)
+    elif mode is not KVQuantMode.NONE:
+        raise _not_written(spec.kv_cache_dtype)
+    _put(views.key, slots, entry.to(spec.dtype))
 
 
 def gather_rows(
