@@ -7,8 +7,8 @@ layer. Calls, in order:
     impl = backend.get_impl_cls()(layer_spec)                       once per layer
     builder = backend.get_builder_cls()(spec, layers, config, dev)  once per group of layers
     metadata = builder.build(common_prefix_len, common)             once per step, on the host
-    impl.do_kv_cache_update(layer, key, value, kv_cache, slots)     per layer and step, on the device
-    impl.forward(layer, query, key, value, kv_cache, metadata, output)
+    impl.do_kv_cache_update(layer, key, value, kv_cache, slots)     per layer and step
+    impl.forward(layer, query, key, value, kv_cache, metadata, output)   on the device
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, Ty
 import torch
 
 from attn_shared.capability import Capability, MultipleOf, Reason
-from attn_shared.errors import MLAForwardError, UnsupportedOptionError
 from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import MLAForwardError, PluginError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla, write_kv
 from attn_shared.metadata import CommonAttentionMetadata
@@ -121,7 +121,13 @@ class AttentionBackend(ABC):
 
         Raises:
             VendorMissingError: with the library's own words.
+            PluginError: the class names libraries and does not say how to load them.
         """
+        if cls.vendor_libraries:
+            raise PluginError(
+                f"backend {cls.name} needs one of {', '.join(cls.vendor_libraries)} and defines no "
+                "load_vendor."
+            )
 
     # Views of the capability under the field's names; final, so that they cannot disagree.
 

@@ -177,9 +177,7 @@ class Attention:
             if value is None:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
             self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
-        return self.impl.forward(
-            self, query, key, value, kv_cache, plan.metadata, output, lse=lse
-        )
+        return self.impl.forward(self, query, key, value, kv_cache, plan.metadata, output, lse=lse)
 
     def encode(
         self,

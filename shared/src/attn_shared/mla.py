@@ -43,6 +43,7 @@ class MLAAttention:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
         backend: str | None = None,
+        cache_scale: float | torch.Tensor = 1.0,
         config: BuildConfig | None = None,
         selector: Selector = DEFAULT_SELECTOR,
         **options: Any,
@@ -57,6 +58,7 @@ class MLAAttention:
             dtype: dtype of query and latent.
             device: torch device to run on.
             backend: name of the backend to use; None or "auto" lets the selector choose.
+            cache_scale: of the entries of an fp8 cache: read back = stored * scale.
             config: bounds of the batches; `checked` validates each batch's contents.
             selector: who selects.
             options: further fields of `AttentionRequest`.
@@ -78,8 +80,11 @@ class MLAAttention:
         facts = selector.device_facts(self.device)
         policy = Policy(backend=None if backend == "auto" else backend)
         self.selection = selector.resolve(self.request, facts, policy)
-        self.q_scale = self.k_scale = self.v_scale = 1.0
-        self.sinks = self.alibi_slopes = None
+        self.q_scale: float | torch.Tensor = 1.0
+        self.k_scale: float | torch.Tensor = cache_scale
+        self.v_scale: float | torch.Tensor = cache_scale
+        self.sinks: torch.Tensor | None = None
+        self.alibi_slopes: torch.Tensor | None = None
         self.config = config or BuildConfig()
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
         self.spec = LayerSpec.from_request(
