@@ -1,0 +1,5 @@
+"""The sub-commands of `attn`, a module each."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

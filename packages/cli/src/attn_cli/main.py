@@ -1,0 +1,95 @@
+"""The command `attn`: its sub-commands, and what becomes of a usage error or an interruption.
+
+Nothing here or in the modules of the commands imports torch or rich before a command runs, so
+that `attn --help` and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from attn_cli import __version__
+from attn_cli.commands.backends import list_backends
+from attn_cli.commands.demo import demo
+from attn_cli.commands.info import info
+from attn_cli.commands.select import explain, select
+from attn_cli.failures import CliError, report_usage_error
+from attn_cli.flags import command
+
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "app", "main"]
+
+INTERRUPTED = 130
+"""The shell's exit code of a program that Ctrl-C ended: 128 + SIGINT."""
+
+BROKEN_PIPE = 141
+"""The shell's exit code of a program whose reader went away: 128 + SIGPIPE."""
+
+app = typer.Typer(
+    name="attn",
+    help="Which attention backend runs a model on a device, and why.",
+    epilog="Exit codes: 0 ok, 1 failures found, 2 usage, 3 no backend fits, "
+    "4 a vendor library is missing.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("info")(command(info))
+app.command("list")(command(list_backends))
+app.command("select")(command(select))
+app.command("explain")(command(explain))
+app.command("demo")(command(demo))
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"attn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            metavar="",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Which attention backend runs a model on a device, and why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        arguments: the words after `attn`; those of this process by default.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(words, prog_name="attn", standalone_mode=False)
+        sys.stdout.flush()
+    except CliError as error:
+        return report_usage_error(error, as_json="--json" in words)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    if code == INTERRUPTED:
+        sys.stderr.write("interrupted\n")
+    return code if isinstance(code, int) else 0
+
+
+def _discard_stdout() -> None:
+    """Keep the interpreter from complaining, while it ends, about what nobody will read."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,114 @@
+"""A selection as tables: the choice, a line per candidate, or all of their reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from attn_cli.views.layout import column_table, notes_block, status_text
+from attn_shared.capability import Reason
+from attn_shared.request import AttentionRequest
+from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
+
+__all__ = ["brief", "full"]
+
+
+def brief(selection: Selection) -> Iterator[RenderableType]:
+    """Return the choice and one short line per candidate."""
+    yield _choice(selection)
+    yield _verdicts(selection, _short_why)
+    yield notes_block(selection.notes())
+
+
+def full(selection: Selection) -> Iterator[RenderableType]:
+    """Return the request, the choice, and each candidate with every reason in full."""
+    yield _asked(selection.request)
+    yield _choice(selection)
+    yield _verdicts(selection, _long_why)
+    yield notes_block(selection.notes())
+
+
+def _choice(selection: Selection) -> Text:
+    device = selection.device
+    place = f" on {device.name} ({device.arch})"
+    if selection.chosen is None:
+        return Text.assemble(("No backend", "bold red"), place)
+    parts = [
+        f"block size {selection.block_size}" if selection.block_size else "no cache",
+        f"KV layout {selection.kv_layout}" if selection.block_size else "",
+        f"decided by {_decider(selection)}",
+    ]
+    details = ", ".join(part for part in parts if part)
+    return Text.assemble((selection.chosen, "bold green"), place, "\n", details)
+
+
+def _decider(selection: Selection) -> str:
+    match selection.decided_by:
+        case DecidedBy.USER:
+            return f"the user ({selection.policy.source})"
+        case DecidedBy.MODEL:
+            return "the model's requirement"
+        case DecidedBy.MEASURED:
+            return "measurement on this device"
+        case DecidedBy.DEFAULT:
+            return "default order"
+
+
+def _asked(request: AttentionRequest) -> Text:
+    """Return the heads, and every other field that is not at its default."""
+    words = [
+        f"{request.num_heads} query heads",
+        f"{request.num_kv_heads} kv heads",
+        f"head size {request.head_size}",
+    ]
+    values = request.to_dict()
+    words.append(str(values["dtype"]))
+    for field in dataclasses.fields(request):
+        is_default = getattr(request, field.name) == field.default
+        if field.default is not dataclasses.MISSING and field.name != "dtype" and not is_default:
+            words.append(f"{field.name}={_short_value(values[field.name])}")
+    return Text.assemble(("Asked: ", "bold"), ", ".join(words))
+
+
+def _short_value(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{key}={item}" for key, item in value.items()) + ")"
+    return str(value)
+
+
+def _verdicts(selection: Selection, why: Callable[[Verdict], Text]) -> RenderableType:
+    rows = [(v.name, status_text(str(v.status)), why(v)) for v in selection.verdicts]
+    return column_table(("Backend", "Verdict", "Why"), rows)
+
+
+def _short_why(verdict: Verdict) -> Text:
+    if verdict.status is VerdictStatus.REJECTED:
+        return Text(", ".join(f"{r.code} {r.value}" for r in verdict.reasons))
+    return Text("\n").join(_general_lines(verdict))
+
+
+def _long_why(verdict: Verdict) -> Text:
+    lines = [line for reason in verdict.reasons for line in _reason_lines(reason)]
+    return Text("\n").join([*lines, *_general_lines(verdict)])
+
+
+def _reason_lines(reason: Reason) -> Iterable[Text]:
+    yield Text.assemble((reason.code, "bold"), f" = {reason.value}")
+    yield Text.assemble(("allowed: ", "dim"), reason.allowed)
+    if reason.hint:
+        yield Text.assemble(("hint: ", "dim"), reason.hint)
+
+
+def _general_lines(verdict: Verdict) -> Iterable[Text]:
+    """What is not a reason: the library's own words, slow paths, the rank."""
+    if verdict.detail:
+        yield Text(verdict.detail)
+    if verdict.slow_features:
+        yield Text(f"slow path for: {', '.join(verdict.slow_features)}")
+    if verdict.priority is None:
+        yield Text("by name only")
+    elif not verdict.reasons and not verdict.detail:
+        yield Text.assemble((f"priority {verdict.priority}: ", "dim"), verdict.provenance)
