@@ -16,6 +16,7 @@ from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec, spec_for
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ordering import ordered
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import Policy, Selection
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
@@ -26,10 +27,18 @@ __all__ = ["Attention", "StepPlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one step's calls share: the batch, and what the backend made of it."""
+    """What one step's calls share: the batch, and what the backend made of it.
+
+    Attributes:
+        common: the batch, in the order that the backend needs.
+        metadata: the backend's own.
+        token_order: (T,) int64: row i of that order is row token_order[i] of the caller's query;
+            None where the two are the same.
+    """
 
     common: CommonAttentionMetadata
     metadata: Any
+    token_order: torch.Tensor | None = None
 
 
 class Attention:
@@ -130,22 +139,27 @@ class Attention:
             raise UnsupportedOptionError(f"attn_type={self.request.attn_type} needs no cache.")
         return self.kv_cache_spec.allocate(num_blocks, self.device)
 
-    def plan(
-        self, common: CommonAttentionMetadata, *, kv_cache: torch.Tensor | None = None
-    ) -> StepPlan:
+    def plan(self, common: CommonAttentionMetadata, *, num_blocks: int | None = None) -> StepPlan:
         """Prepare one step; the plan serves every layer that was built alike.
+
+        A batch in another order than the backend needs is reordered here, and `forward` puts the
+        output back in the caller's order.
 
         Args:
             common: the batch.
-            kv_cache: in checked mode, the cache whose bounds the slots must respect.
+            num_blocks: in checked mode, blocks of the cache, which bound slots and block ids.
 
         Raises:
             MetadataError: the batch contradicts itself (contents are looked at in checked mode
                 only, since that synchronises the device).
         """
         if self.config.checked:
-            check_metadata(common, spec=self.kv_cache_spec, kv_cache=kv_cache)
-        return StepPlan(common=common, metadata=self.builder.build(0, common))
+            check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
+        token_order = None
+        if self.builder.requires_ordered_batch:
+            common, token_order = ordered(common, self.builder.reorder_batch_threshold or 1)
+        metadata = self.builder.build(0, common)
+        return StepPlan(common=common, metadata=metadata, token_order=token_order)
 
     def forward(
         self,
@@ -172,12 +186,44 @@ class Attention:
         Returns:
             (T, Hq, Dv).
         """
+        if plan.token_order is not None:
+            return self._forward_reordered(query, key, value, kv_cache, plan, output, lse)
         slots = plan.common.slot_mapping
         if self._writes_cache and kv_cache is not None and key is not None and slots is not None:
             if value is None:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
             self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
         return self.impl.forward(self, query, key, value, kv_cache, plan.metadata, output, lse=lse)
+
+    def _forward_reordered(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor | None,
+        plan: StepPlan,
+        output: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the batch in the backend's order, and write the results in the caller's."""
+        order = plan.token_order
+        result_lse = (
+            None if lse is None else lse.new_empty(lse.shape[0], plan.common.num_actual_tokens)
+        )
+        result = self.forward(
+            query[order],
+            None if key is None else key[order],
+            None if value is None else value[order],
+            kv_cache,
+            StepPlan(common=plan.common, metadata=plan.metadata),
+            lse=result_lse,
+        )
+        if output is None:
+            output = result.new_zeros((query.shape[0], *result.shape[1:]))
+        output[order] = result
+        if lse is not None and result_lse is not None:
+            lse[:, order] = result_lse
+        return output
 
     def encode(
         self,
