@@ -1,0 +1,28 @@
+"""FlashAttention 3 as the distribution fa3-fwd builds it: without paged keys and values.
+
+It is recognised so that a user sees why it serves no paged cache; no extra installs it.
+"""
+
+from __future__ import annotations
+
+from attn_cuda._vendor import flash_attn_3
+from attn_shared.inventory import VendorBuild, VendorSpec
+
+__all__ = ["SPEC", "probe"]
+
+SPEC = VendorSpec(
+    name="fa3_fwd",
+    distributions=("fa3-fwd",),
+    module="fa3_fwd_interface",
+    install='it serves no paged cache; for FlashAttention 3, pip install "attn-cuda[fa3]"',
+    probe="attn_cuda._vendor.fa3_fwd:probe",
+)
+
+
+def probe() -> VendorBuild:
+    """Import the library and read what it was built with: "pagedkv" = "off" in 0.0.3.
+
+    Raises:
+        ImportError: with the loader's own words, or naming what is missing.
+    """
+    return flash_attn_3.describe(SPEC, "fa3_fwd_interface", "fa3_fwd_config")
