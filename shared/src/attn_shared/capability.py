@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 
-from attn_shared.device import DeviceCapability, DeviceFacts, Vendor
+from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout, dtype_name
+from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet, describe_multiples
 from attn_shared.request import AttentionRequest, AttentionType, Phase
 
 __all__ = [
@@ -22,17 +23,6 @@ __all__ = [
     "SizeSet",
     "Support",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class MultipleOf:
-    """In a list of block sizes: every multiple of `base`."""
-
-    base: int
-
-    def __str__(self) -> str:
-        """Read as "multiple of 16"."""
-        return f"multiple of {self.base}"
 
 
 class Support(IntEnum):
@@ -68,92 +58,6 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeSet:
-    """A set of sizes: listed ones, or a range with a step."""
-
-    sizes: frozenset[int] | None = None
-    minimum: int = 1
-    maximum: int | None = None
-    multiple_of: int = 1
-
-    @classmethod
-    def of(cls, *sizes: int) -> SizeSet:
-        """Return the set of exactly these sizes."""
-        return cls(sizes=frozenset(sizes))
-
-    def __contains__(self, size: int) -> bool:
-        """Whether `size` is in the set."""
-        if self.sizes is not None:
-            return size in self.sizes
-        is_in_range = self.minimum <= size and (self.maximum is None or size <= self.maximum)
-        return is_in_range and size % self.multiple_of == 0
-
-    def __str__(self) -> str:
-        """Read as "64, 128" or "8 to 256 in steps of 8"."""
-        if self.sizes is not None:
-            return ", ".join(str(size) for size in sorted(self.sizes))
-        end = "or more" if self.maximum is None else f"to {self.maximum}"
-        step = f", multiple of {self.multiple_of}" if self.multiple_of > 1 else ""
-        return f"{self.minimum} {end}{step}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLimit:
-    """Devices of one vendor that a backend runs on; None is no limit of that kind.
-
-    `at_least` orders capabilities, `families` takes major numbers, `exact` takes whole
-    capabilities and `archs` canonical names: four predicates, never one number for all.
-    """
-
-    vendor: Vendor
-    at_least: tuple[int, int] | None = None
-    below: tuple[int, int] | None = None
-    families: tuple[int, ...] | None = None
-    exact: tuple[tuple[int, int], ...] | None = None
-    archs: tuple[str, ...] | None = None
-    isa: tuple[str, ...] = ()
-
-    def admits(self, device: DeviceFacts) -> bool:
-        """Whether the device fulfils every part of this limit."""
-        return (
-            device.vendor is self.vendor
-            and (self.archs is None or device.arch in self.archs)
-            and all(device.has_isa(level) for level in self.isa)
-            and self._admits_capability(device.capability)
-        )
-
-    def _admits_capability(self, capability: DeviceCapability | None) -> bool:
-        limits = (self.at_least, self.below, self.families, self.exact)
-        if all(limit is None for limit in limits):
-            return True
-        if capability is None:
-            return False
-        return (
-            (self.at_least is None or capability.at_least(*self.at_least))
-            and (self.below is None or not capability.at_least(*self.below))
-            and (self.families is None or any(capability.is_family(m) for m in self.families))
-            and (self.exact is None or any(capability.is_exactly(*pair) for pair in self.exact))
-        )
-
-    def __str__(self) -> str:
-        """Read as "nvidia >= 8.0"."""
-        parts = [str(self.vendor)]
-        if self.at_least is not None:
-            parts.append(">= {}.{}".format(*self.at_least))
-        if self.below is not None:
-            parts.append("< {}.{}".format(*self.below))
-        if self.families is not None:
-            parts.append("family " + "/".join(f"{major}.x" for major in self.families))
-        if self.exact is not None:
-            parts.append("exactly " + "/".join("{}.{}".format(*pair) for pair in self.exact))
-        if self.archs is not None:
-            parts.append("/".join(self.archs))
-        if self.isa:
-            parts.append("with " + "+".join(self.isa))
-        return " ".join(parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A named pure check of what couples several fields; returns None where it has no objection."""
 
@@ -161,28 +65,54 @@ class Rule:
     check: Callable[[AttentionRequest, DeviceFacts], Reason | None]
 
 
-# The features of a request that are served or not: (code, field of Capability, asked for by).
-_FEATURES: tuple[tuple[str, str, Callable[[AttentionRequest], object]], ...] = (
-    ("sink", "sinks", lambda r: r.has_sinks),
-    ("window", "window", lambda r: r.has_window and not _is_two_sided(r)),
-    ("two_sided_window", "two_sided_window", lambda r: r.has_window and _is_two_sided(r)),
-    ("chunked_local", "chunked_local", lambda r: r.chunk_size is not None),
-    ("softcap", "softcap", lambda r: r.softcap is not None),
-    ("alibi", "alibi", lambda r: r.has_alibi),
-    ("non_causal", "non_causal", lambda r: r.non_causal),
-    ("per_request_causal", "per_request_causal", lambda r: r.per_request_causal),
-    ("mm_prefix", "mm_prefix", lambda r: r.use_mm_prefix),
-    ("batch_invariance", "batch_invariant", lambda r: r.batch_invariant),
-    ("kv_connector", "kv_connector", lambda r: r.use_kv_connector),
-    ("per_head_quant_scales", "per_head_quant_scales", lambda r: r.per_head_quant_scales),
-    ("lse", "lse", lambda r: r.needs_lse),
-    ("dcp", "dcp", lambda r: r.dcp_size > 1),
-    ("pcp", "pcp", lambda r: r.pcp_size > 1),
+class _Feature(NamedTuple):
+    """Something that a request asks for or not, and that a backend serves or not.
+
+    `field` is the capability's, `value` what the request says, `neutral` what it says when it does
+    not ask.
+    """
+
+    code: str
+    field: str
+    is_asked: Callable[[AttentionRequest], bool]
+    value: Callable[[AttentionRequest], object]
+    neutral: str
+
+
+def _flag(code: str, field: str, is_asked: Callable[[AttentionRequest], bool]) -> _Feature:
+    return _Feature(code, field, is_asked, is_asked, "False")
+
+
+# A right-bounded window asks for two things, so that no request gains a backend by asking more.
+_FEATURES = (
+    _flag("sink", "sinks", lambda r: r.has_sinks),
+    _Feature("window", "window", lambda r: r.has_window, lambda r: r.window, "no window"),
+    _Feature(
+        "two_sided_window",
+        "two_sided_window",
+        lambda r: r.has_right_window,
+        lambda r: r.window,
+        "no bound to the right of rows without a causal mask",
+    ),
+    _Feature(
+        "chunked_local",
+        "chunked_local",
+        lambda r: r.chunk_size is not None,
+        lambda r: r.chunk_size,
+        "None",
+    ),
+    _Feature("softcap", "softcap", lambda r: r.softcap is not None, lambda r: r.softcap, "None"),
+    _flag("alibi", "alibi", lambda r: r.has_alibi),
+    _flag("non_causal", "non_causal", lambda r: r.non_causal),
+    _flag("per_request_causal", "per_request_causal", lambda r: r.per_request_causal),
+    _flag("mm_prefix", "mm_prefix", lambda r: r.use_mm_prefix),
+    _flag("batch_invariance", "batch_invariant", lambda r: r.batch_invariant),
+    _flag("kv_connector", "kv_connector", lambda r: r.use_kv_connector),
+    _flag("per_head_quant_scales", "per_head_quant_scales", lambda r: r.per_head_quant_scales),
+    _flag("lse", "lse", lambda r: r.needs_lse),
+    _Feature("dcp", "dcp", lambda r: r.dcp_size > 1, lambda r: r.dcp_size, "1"),
+    _Feature("pcp", "pcp", lambda r: r.pcp_size > 1, lambda r: r.pcp_size, "1"),
 )
-
-
-def _is_two_sided(request: AttentionRequest) -> bool:
-    return request.window[1] not in (None, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +126,30 @@ class Capability:
         devices: limits of which at least one must admit the device.
         dtypes: compute dtypes.
         head_sizes: widths of query and key heads.
-        kv_cache_dtypes: names of cache formats; "auto" must be listed to be taken.
+        kv_cache_dtypes: names of cache formats. "auto" also admits the name of the compute dtype,
+            which is the same format; nothing else is implied.
         head_sizes_v: widths of value heads where they differ from D; None: they must be equal.
         block_sizes: a block is taken if it is a multiple of any one entry; empty: cache-free only.
         preferred_block_size: the block taken when the caller leaves it open.
         max_block_size: the largest block, or None.
         attn_types: kinds of attention.
-        phases: parts of serving.
+        phases: parts of serving; MIXED implies the others.
         kv_layouts: cache layouts, preferred first.
         is_mla, is_sparse: must equal what the request asks.
+        sinks: one extra logit per head.
+        window: a window that hides keys to the left.
+        two_sided_window: one that hides keys to the right of rows without a causal mask as well.
+        chunked_local: chunked local attention.
+        softcap: a cap on the logits.
+        alibi: a linear bias per head.
+        non_causal: decoder rows without a causal mask.
+        per_request_causal: causality as a tensor of one entry per request.
+        mm_prefix: multimodal ranges.
+        batch_invariant: results do not depend on what shares the batch.
+        kv_connector: another party reads and writes cache blocks.
+        per_head_quant_scales: scales of a quantised cache per head.
+        lse: the logarithm of the softmax's denominator is returned.
+        dcp, pcp: the cache at decode, the tokens at prefill may be sharded over ranks.
         reads_fresh_kv: the step's new tokens are read unquantised.
         tolerates_nan_tail: slots past seq_len in a used block may hold NaN.
         needs_exact_host_lengths: `build` needs exact lengths on the host.
@@ -250,35 +195,34 @@ class Capability:
 
     def check(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Reason, ...]:
         """Return every reason to refuse the request, in a fixed order; empty means it is served."""
-        found: list[Reason | None] = [
+        found = (
             self._check_device(device),
             self._check_head_size(request),
             self._check_head_size_v(request),
             _check_member("dtype", dtype_name(request.dtype), map(dtype_name, self.dtypes)),
-            self._check_kv_cache_dtype(request),
-            self._check_block_size(request),
-            self._check_kv_layout(request),
-            *self._check_kind(request),
+            *self._check_cache(request),
+            _check_equal("mla", request.use_mla, self.is_mla),
+            _check_equal("sparse", request.use_sparse, self.is_sparse),
             _check_member("attn_type", str(request.attn_type), map(str, self.attn_types)),
-            _check_member("phase", str(request.phase), map(str, self.phases)),
-            *(self._check_feature(request, *feature) for feature in _FEATURES),
+            self._check_phase(request),
+            *(self._check_feature(request, feature) for feature in _FEATURES),
             *(rule.check(request, device) for rule in self.rules),
-        ]
+        )
         return tuple(reason for reason in found if reason is not None)
 
     def slow_features(self, request: AttentionRequest) -> tuple[str, ...]:
         """Return codes of features that the request asks for and only a slow path serves."""
         return tuple(
-            code
-            for code, field, is_asked in _FEATURES
-            if getattr(self, field) is Support.SLOW and is_asked(request)
+            feature.code
+            for feature in _FEATURES
+            if getattr(self, feature.field) is Support.SLOW and feature.is_asked(request)
         )
 
     def accepts_block_size(self, block_size: int) -> bool:
         """Whether a block of this many tokens is a multiple of a listed size and not too large."""
         if self.max_block_size is not None and block_size > self.max_block_size:
             return False
-        return any(block_size % _base(size) == 0 for size in self.block_sizes)
+        return any(block_size % base == 0 for base in self._block_bases())
 
     def block_size_for(self, default: int | None = None) -> int:
         """Return `default` if it is accepted, else the preferred block size."""
@@ -286,53 +230,68 @@ class Capability:
             return default
         return self.preferred_block_size
 
+    def layout_for(self, request: AttentionRequest) -> KVCacheLayout | None:
+        """Return the layout that the request's cache gets; None where there is no cache."""
+        if request.is_cache_free:
+            return None
+        return request.kv_layout or self.kv_layouts[0]
+
+    def _block_bases(self) -> list[int]:
+        return [size.base if isinstance(size, MultipleOf) else size for size in self.block_sizes]
+
     def _check_device(self, device: DeviceFacts) -> Reason | None:
         if any(limit.admits(device) for limit in self.devices):
             return None
         capability = f" ({device.capability})" if device.capability else ""
         return Reason(
-            code="capability",
+            code="device",
             value=f"{device.vendor} {device.arch}{capability}",
-            allowed="; ".join(str(limit) for limit in self.devices) or "no device",
+            allowed="; ".join(str(limit) for limit in self.devices) or "none",
         )
 
     def _check_head_size(self, request: AttentionRequest) -> Reason | None:
         if request.head_size in self.head_sizes:
             return None
-        return Reason(
-            code="head_size", value=str(request.head_size), allowed=str(self.head_sizes)
-        )
+        return Reason(code="head_size", value=str(request.head_size), allowed=str(self.head_sizes))
 
     def _check_head_size_v(self, request: AttentionRequest) -> Reason | None:
         if request.use_mla or request.value_size == request.head_size:
             return None
         if self.head_sizes_v is not None and request.value_size in self.head_sizes_v:
             return None
-        allowed = f"equal to head_size={request.head_size}"
+        allowed = f"{request.head_size}, as head_size"
         if self.head_sizes_v is not None:
             allowed = f"{allowed}, or {self.head_sizes_v}"
         return Reason(code="head_size_v", value=str(request.value_size), allowed=allowed)
 
+    def _check_cache(self, request: AttentionRequest) -> Iterable[Reason | None]:
+        """A cache-free request has no cache to object to, unless it names a format for one."""
+        if not request.is_cache_free:
+            yield self._check_block_size(request)
+            yield self._check_kv_layout(request)
+        if not (request.is_cache_free and request.kv_cache_dtype == "auto"):
+            yield self._check_kv_cache_dtype(request)
+
     def _check_kv_cache_dtype(self, request: AttentionRequest) -> Reason | None:
-        if request.is_cache_free and request.kv_cache_dtype == "auto":
+        is_plain = request.kv_cache_dtype == dtype_name(request.dtype)
+        if is_plain and "auto" in self.kv_cache_dtypes:
             return None
         return _check_member("kv_cache_dtype", request.kv_cache_dtype, self.kv_cache_dtypes)
 
     def _check_block_size(self, request: AttentionRequest) -> Reason | None:
-        size = request.block_size
-        if size is None or request.is_cache_free or self.accepts_block_size(size):
+        if not self.block_sizes:
+            allowed = "none: this backend reads no paged cache"
+            return Reason(code="block_size", value=str(request.block_size), allowed=allowed)
+        if request.block_size is None or self.accepts_block_size(request.block_size):
             return None
-        allowed = " or ".join(
-            str(entry) if isinstance(entry, MultipleOf) else f"multiple of {entry}"
-            for entry in self.block_sizes
-        )
+        allowed = describe_multiples(self._block_bases())
         if self.max_block_size is not None:
             allowed += f", at most {self.max_block_size}"
         return Reason(
             code="block_size",
-            value=str(size),
-            allowed=allowed or "none: this backend reads no paged cache",
-            hint=f"leave it open to get {self.preferred_block_size}.",
+            value=str(request.block_size),
+            allowed=allowed,
+            hint=f"leave it open to get {self.preferred_block_size}",
         )
 
     def _check_kv_layout(self, request: AttentionRequest) -> Reason | None:
@@ -340,21 +299,15 @@ class Capability:
             return None
         return _check_member("kv_layout", str(request.kv_layout), map(str, self.kv_layouts))
 
-    def _check_kind(self, request: AttentionRequest) -> Iterable[Reason | None]:
-        """MLA and sparse backends serve their own kind only, and others never serve it."""
-        yield _check_equal("mla", request.use_mla, self.is_mla)
-        yield _check_equal("sparse", request.use_sparse, self.is_sparse)
-
-    def _check_feature(
-        self,
-        request: AttentionRequest,
-        code: str,
-        field: str,
-        is_asked: Callable[[AttentionRequest], object],
-    ) -> Reason | None:
-        if not is_asked(request) or getattr(self, field) is not Support.NO:
+    def _check_phase(self, request: AttentionRequest) -> Reason | None:
+        if Phase.MIXED in self.phases:
             return None
-        return Reason(code=code, value=_FEATURE_VALUES.get(code, _yes)(request), allowed="not set")
+        return _check_member("phase", str(request.phase), map(str, self.phases))
+
+    def _check_feature(self, request: AttentionRequest, feature: _Feature) -> Reason | None:
+        if getattr(self, feature.field) is not Support.NO or not feature.is_asked(request):
+            return None
+        return Reason(code=feature.code, value=str(feature.value(request)), allowed=feature.neutral)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values of what a reader may ask; rules by name."""
@@ -366,34 +319,17 @@ class Capability:
             "head_sizes_v": None if self.head_sizes_v is None else str(self.head_sizes_v),
             "block_sizes": [str(size) for size in self.block_sizes],
             "preferred_block_size": self.preferred_block_size,
+            "max_block_size": self.max_block_size,
             "attn_types": sorted(map(str, self.attn_types)),
             "phases": sorted(map(str, self.phases)),
             "kv_layouts": [str(layout) for layout in self.kv_layouts],
             "is_mla": self.is_mla,
             "is_sparse": self.is_sparse,
             "features": {
-                code: getattr(self, field).name.lower() for code, field, _ in _FEATURES
+                feature.code: getattr(self, feature.field).name.lower() for feature in _FEATURES
             },
             "rules": [rule.name for rule in self.rules],
         }
-
-
-def _yes(_request: AttentionRequest) -> str:
-    return "True"
-
-
-_FEATURE_VALUES: dict[str, Callable[[AttentionRequest], str]] = {
-    "window": lambda r: str(r.window),
-    "two_sided_window": lambda r: str(r.window),
-    "chunked_local": lambda r: str(r.chunk_size),
-    "softcap": lambda r: str(r.softcap),
-    "dcp": lambda r: str(r.dcp_size),
-    "pcp": lambda r: str(r.pcp_size),
-}
-
-
-def _base(size: int | MultipleOf) -> int:
-    return size.base if isinstance(size, MultipleOf) else size
 
 
 def _check_member(code: str, value: str, allowed: Iterable[str]) -> Reason | None:
@@ -403,9 +339,8 @@ def _check_member(code: str, value: str, allowed: Iterable[str]) -> Reason | Non
     return Reason(code=code, value=value, allowed=", ".join(names))
 
 
-def _check_equal(kind: Literal["mla", "sparse"], is_asked: bool, is_served: bool) -> Reason | None:
-    """The codes tell the two directions apart: `mla_requested` and `mla_only`."""
+def _check_equal(code: str, is_asked: bool, is_served: bool) -> Reason | None:
+    """A kind of attention that a backend either is for, or never serves."""
     if is_asked == is_served:
         return None
-    code = f"{kind}_requested" if is_asked else f"{kind}_only"
-    return Reason(code=code, value=f"use_{kind}={is_asked}", allowed=f"use_{kind}={is_served}")
+    return Reason(code=code, value=str(is_asked), allowed=str(is_served))

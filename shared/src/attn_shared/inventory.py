@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
 
-from attn_shared.errors import UnknownNameError
+from attn_shared._fields import CachedHash
+from attn_shared.errors import UnknownNameError, own_words
 
 __all__ = [
     "Inventory",
@@ -79,7 +80,7 @@ class VendorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorEntry:
-    """What is known of one vendor library."""
+    """What is known of one vendor library; `install` is "" where no installed package knows it."""
 
     name: str
     status: VendorStatus
@@ -96,11 +97,15 @@ class VendorEntry:
 
     def describe(self) -> str:
         """Say in one line what is known, with the command that would mend an absence."""
-        if self.status is VendorStatus.ABSENT:
-            return f"{self.name} is not installed; {self.install}"
+        title = self.name if self.version is None else f"{self.name} {self.version}"
+        if self.is_usable:
+            return f"{title} ({self.status})"
         if self.status is VendorStatus.BROKEN:
-            return f"{self.name} {self.version or ''} failed to load: {self.error}"
-        return f"{self.name} {self.version or ''} ({self.status})".replace("  ", " ")
+            remedy = f"; to install it again: {self.install}" if self.install else ""
+            return f"{title} failed to load: {self.error}{remedy}"
+        if not self.install:
+            return f"{self.name} is a library that no installed platform package declares"
+        return f"{self.name} is not installed; to install it: {self.install}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values."""
@@ -119,32 +124,19 @@ class VendorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(CachedHash):
     """The vendor libraries of one process, frozen; part of every selection's key."""
 
     entries: tuple[VendorEntry, ...] = ()
-    _by_name: Mapping[str, VendorEntry] = field(init=False, repr=False, compare=False, hash=False)
-    _hash: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Index by name, and hash once: this object is in the key of every cached selection."""
-        object.__setattr__(self, "_by_name", {entry.name: entry for entry in self.entries})
-        object.__setattr__(self, "_hash", hash(self.entries))
-
-    def __hash__(self) -> int:
-        """Return the hash computed at construction."""
-        return self._hash
-
-    def __reduce__(self) -> tuple[type[Inventory], tuple[tuple[VendorEntry, ...]]]:
-        """Pickle the entries alone: strings hash differently in another process."""
-        return (Inventory, (self.entries,))
+    __hash__ = CachedHash.__hash__
 
     def get(self, name: str) -> VendorEntry:
         """Return what is known of a library; one that nobody looked for is absent."""
-        entry = self._by_name.get(name)
-        return entry or VendorEntry(
-            name=name, status=VendorStatus.ABSENT, install="no platform package declares it"
-        )
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        return VendorEntry(name=name, status=VendorStatus.ABSENT)
 
     def with_entry(self, entry: VendorEntry) -> Inventory:
         """Return an inventory in which `entry` replaces what was known under its name."""
@@ -153,17 +145,9 @@ class Inventory:
 
     def with_broken(self, name: str, error: BaseException | str) -> Inventory:
         """Return an inventory in which `name` is known to fail, with its own words."""
-        known = self.get(name)
-        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        words = error if isinstance(error, str) else own_words(error)
         return self.with_entry(
-            VendorEntry(
-                name=name,
-                status=VendorStatus.BROKEN,
-                install=known.install,
-                distribution=known.distribution,
-                version=known.version,
-                error=words,
-            )
+            replace(self.get(name), status=VendorStatus.BROKEN, build=None, error=words)
         )
 
 
@@ -174,7 +158,7 @@ def scan(specs: Iterable[VendorSpec]) -> Inventory:
 
 def _scan_one(spec: VendorSpec) -> VendorEntry:
     distribution, version = _installed_distribution(spec.distributions)
-    is_there = version is not None or _module_exists(spec.module)
+    is_there = distribution is not None or _is_importable(spec.module)
     return VendorEntry(
         name=spec.name,
         status=VendorStatus.PRESENT if is_there else VendorStatus.ABSENT,
@@ -193,17 +177,23 @@ def _installed_distribution(names: Iterable[str]) -> tuple[str | None, str | Non
     return None, None
 
 
-def _module_exists(module: str) -> bool:
-    """Whether the top-level package is importable; sub-modules would import their parents."""
-    top_level = module.partition(".")[0]
+def _is_importable(module: str) -> bool:
+    """Whether a top-level module has a place on the path; a library may come without metadata.
+
+    A sub-module is never looked for: that would import its parents.
+    """
+    if "." in module:
+        return False
     try:
-        return importlib.util.find_spec(top_level) is not None and top_level == module
+        return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
 def probe(specs: Iterable[VendorSpec], names: Iterable[str], known: Inventory) -> Inventory:
     """Import the named libraries and record what they are; a failure becomes "broken".
+
+    Only what is present and not loaded is imported; the rest stays as it is known.
 
     Raises:
         UnknownNameError: no spec declares one of the names.
@@ -212,31 +202,32 @@ def probe(specs: Iterable[VendorSpec], names: Iterable[str], known: Inventory) -
     for name in names:
         if name not in by_name:
             raise UnknownNameError.for_name("vendor library", name, by_name)
-        entry = known.get(name)
-        if entry.status is VendorStatus.PRESENT:
+        if known.get(name).status is VendorStatus.PRESENT:
             known = _probe_one(by_name[name], known)
     return known
 
 
 def _probe_one(spec: VendorSpec, known: Inventory) -> Inventory:
-    entry = known.get(spec.name)
-    module, _, function = spec.probe.partition(":")
-    # A vendor's import may raise anything (OSError of a loader, RuntimeError without a driver,
-    # AttributeError of a half-built wheel): each one means "broken" and is shown to the user.
+    # A vendor's import may raise anything: OSError of a loader, RuntimeError without a driver,
+    # AttributeError of a half-built wheel, even SystemExit. Each means "broken", in its own words.
     try:
-        build: VendorBuild = getattr(importlib.import_module(module), function)()
-    except Exception as error:
+        build = _call_probe(spec)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001
         return known.with_broken(spec.name, error)
-    return known.with_entry(
-        VendorEntry(
-            name=spec.name,
-            status=VendorStatus.LOADED,
-            install=spec.install,
-            distribution=entry.distribution,
-            version=build.version,
-            build=build,
-        )
+    entry = replace(
+        known.get(spec.name), status=VendorStatus.LOADED, version=build.version, build=build
     )
+    return known.with_entry(entry)
+
+
+def _call_probe(spec: VendorSpec) -> VendorBuild:
+    module, _, function = spec.probe.partition(":")
+    build = getattr(importlib.import_module(module), function)()
+    if not isinstance(build, VendorBuild):
+        raise TypeError(f"{spec.probe} returned {build!r} instead of a VendorBuild")
+    return build
 
 
 def assume_all(specs: Iterable[VendorSpec]) -> Inventory:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from attn_shared._fields import CachedHash, require_bool, require_positive
 from attn_shared.dtypes import KVCacheLayout, dtype_name, parse_dtype, parse_kv_cache_dtype
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 
@@ -49,17 +50,20 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
-def window_of(size: int, *, causal: bool = True) -> Window:
+def window_of(size: int | None, *, causal: bool = True) -> Window:
     """Return (left, right) of a sliding window of `size` keys, the query's own key included.
 
-    A window of W keys is (W-1, 0) for causal rows and (W-1, W-1) for non-causal ones.
+    A window of W keys is (W-1, 0) for causal rows and (W-1, W-1) for non-causal ones; None is no
+    window.
 
     Raises:
-        InvalidRequestError: `size` is not positive.
+        InvalidRequestError: `size` is not a positive number.
     """
-    if size <= 0:
+    if size is None:
+        return (None, None)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise InvalidRequestError.for_field(
-            "window", size, "a positive number of keys, or None for no window"
+            "window", size, "an int >= 1, the number of keys, or None for no window"
         )
     return (size - 1, 0 if causal else size - 1)
 
@@ -83,7 +87,7 @@ class MLADims:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None:
-                _require_positive(f"mla.{field.name}", value)
+                require_positive(f"mla.{field.name}", value)
 
     @property
     def latent_size(self) -> int:
@@ -92,14 +96,15 @@ class MLADims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRequest:
+class AttentionRequest(CachedHash):
     """All that selection depends on, per tensor-parallel rank.
 
     Attributes:
         num_heads: query heads of this rank (Hq).
         num_kv_heads: key/value heads of this rank (Hkv); Hq must be a multiple of it.
         head_size: width of one query and key head (D); for MLA the width of a cache entry.
-        head_size_v: width of one value head (Dv); None means equal to `head_size`.
+        head_size_v: width of one value head (Dv); None means equal to `head_size`, or with `mla`
+            the latent's width.
         dtype: dtype of query, key, value and output.
         kv_cache_dtype: a name of `dtypes.KV_CACHE_DTYPES`.
         block_size: tokens per cache block, or None for the backend's preferred one.
@@ -127,6 +132,7 @@ class AttentionRequest:
     Raises:
         InvalidRequestError: a value that no backend may accept; names field, value and what is
             allowed.
+        UnknownNameError: a dtype, attn_type, phase or layout of no such name.
     """
 
     num_heads: int
@@ -160,45 +166,62 @@ class AttentionRequest:
     def __post_init__(self) -> None:
         """Validate every field on its own, then what couples them."""
         for name in ("num_heads", "num_kv_heads", "head_size", "dcp_size", "pcp_size"):
-            _require_positive(name, getattr(self, name))
+            require_positive(name, getattr(self, name))
         for name in ("head_size_v", "block_size", "index_topk", "chunk_size"):
             if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
-        self._validate_enums()
-        self._validate_heads()
+                require_positive(name, getattr(self, name))
+        for name in _BOOLEANS:
+            require_bool(name, getattr(self, name))
         check_window(self.window)
         check_softcap(self.softcap)
+        self._accept_names()
+        self._check_heads()
+        if self.mla is not None:
+            self._check_mla(self.mla)
+        if self.index_topk is not None and not self.use_sparse:
+            raise InvalidRequestError.for_field(
+                "index_topk", self.index_topk, "None without use_sparse"
+            )
 
-    def _validate_enums(self) -> None:
-        """Accept names for enums and dtypes; refuse the rest."""
+    __hash__ = CachedHash.__hash__
+
+    def _accept_names(self) -> None:
+        """Turn names into enum members and dtypes; refuse unknown ones."""
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
         parse_kv_cache_dtype(self.kv_cache_dtype)
-        self._coerce("attn_type", AttentionType)
-        self._coerce("phase", Phase)
+        self._accept_name("attn_type", AttentionType)
+        self._accept_name("phase", Phase)
         if self.kv_layout is not None:
-            self._coerce("kv_layout", KVCacheLayout)
+            self._accept_name("kv_layout", KVCacheLayout)
 
-    def _coerce(self, field: str, kind: type[StrEnum]) -> None:
+    def _accept_name(self, field: str, kind: type[StrEnum]) -> None:
         value = getattr(self, field)
         if value not in list(kind):
             raise UnknownNameError.for_name(field, value, [str(member) for member in kind])
         object.__setattr__(self, field, kind(value))
 
-    def _validate_heads(self) -> None:
+    def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise InvalidRequestError.for_field(
                 "num_kv_heads",
                 self.num_kv_heads,
                 f"a divisor of num_heads={self.num_heads}",
-                hint="grouped-query attention needs a whole number of query heads per kv head; "
-                "both counts are per tensor-parallel rank.",
+                hint="each kv head serves a whole number of query heads; both counts are per "
+                "tensor-parallel rank.",
             )
-        if self.mla is not None and self.head_size != self.mla.latent_size:
-            raise InvalidRequestError.for_field(
-                "head_size",
-                self.head_size,
-                f"{self.mla.latent_size} (kv_lora_rank + qk_rope_head_dim) with mla",
-            )
+
+    def _check_mla(self, mla: MLADims) -> None:
+        """One latent serves all heads: the widths follow from `mla`."""
+        expected = {
+            "num_kv_heads": (1, "one latent serves all heads"),
+            "head_size": (mla.latent_size, "kv_lora_rank + qk_rope_head_dim"),
+            "head_size_v": (mla.kv_lora_rank, "kv_lora_rank; None means the same"),
+        }
+        for field, (size, meaning) in expected.items():
+            if getattr(self, field) not in (size, None):
+                raise InvalidRequestError.for_field(
+                    field, getattr(self, field), f"{size} with mla ({meaning})"
+                )
 
     @classmethod
     def for_rank(
@@ -213,13 +236,13 @@ class AttentionRequest:
         Raises:
             InvalidRequestError: the heads do not divide among the ranks.
         """
-        _require_positive("tp_size", tp_size)
+        require_positive("total_num_kv_heads", total_num_kv_heads)
+        require_positive("tp_size", tp_size)
         if total_num_heads % tp_size:
             raise InvalidRequestError.for_field(
                 "tp_size", tp_size, f"a divisor of total_num_heads={total_num_heads}"
             )
-        larger, smaller = max(total_num_kv_heads, tp_size), min(total_num_kv_heads, tp_size)
-        if smaller > 0 and larger % smaller:
+        if total_num_kv_heads % tp_size and tp_size % total_num_kv_heads:
             raise InvalidRequestError.for_field(
                 "tp_size",
                 tp_size,
@@ -234,7 +257,9 @@ class AttentionRequest:
     @property
     def value_size(self) -> int:
         """Width of one value head (Dv), with the default resolved."""
-        return self.head_size if self.head_size_v is None else self.head_size_v
+        if self.head_size_v is not None:
+            return self.head_size_v
+        return self.head_size if self.mla is None else self.mla.kv_lora_rank
 
     @property
     def queries_per_kv(self) -> int:
@@ -247,9 +272,20 @@ class AttentionRequest:
         return self.mla is not None
 
     @property
+    def is_causal(self) -> bool:
+        """Whether the causal mask holds for every row."""
+        is_decoder = self.attn_type is AttentionType.DECODER
+        return is_decoder and not self.non_causal and not self.per_request_causal
+
+    @property
+    def has_right_window(self) -> bool:
+        """Whether the window hides keys to the right, which the causal mask hides otherwise."""
+        return self.window[1] is not None and not self.is_causal
+
+    @property
     def has_window(self) -> bool:
-        """Whether either side is bounded in a way that the causal mask alone does not give."""
-        return self.window[0] is not None or self.window[1] not in (None, 0)
+        """Whether the window hides keys that would be visible without it."""
+        return self.window[0] is not None or self.has_right_window
 
     @property
     def is_cache_free(self) -> bool:
@@ -263,6 +299,9 @@ class AttentionRequest:
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-safe values, every field present."""
         result: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("attn_type", "phase"):
+            result[name] = str(result[name])
+        result["kv_layout"] = None if self.kv_layout is None else str(self.kv_layout)
         result["dtype"] = dtype_name(self.dtype)
         result["window"] = list(self.window)
         if self.mla is not None:
@@ -270,37 +309,39 @@ class AttentionRequest:
         return result
 
 
+_BOOLEANS = tuple(field.name for field in fields(AttentionRequest) if field.default is False)
+
+
 def check_window(window: Window) -> None:
     """Refuse a window that is not two counts of keys (or None).
 
     Raises:
-        InvalidRequestError: a side is negative or not an integer.
+        InvalidRequestError: it is no pair, or a side is negative or not an int.
     """
-    is_pair = isinstance(window, tuple) and len(window) == 2
-    if not is_pair or any(
-        side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0)
-        for side in window
-    ):
-        raise InvalidRequestError.for_field(
-            "window",
-            window,
-            "(left, right), each a count >= 0 of keys beside the query's own, or None",
-            hint="a sliding window of W keys that includes the query's own is window_of(W).",
-        )
+    if isinstance(window, tuple) and len(window) == 2 and all(map(_is_side, window)):
+        return
+    raise InvalidRequestError.for_field(
+        "window",
+        window,
+        "a tuple (left, right), each an int >= 0 of keys beside the query's own, or None",
+        hint="a sliding window of W keys that includes the query's own is window_of(W).",
+    )
+
+
+def _is_side(side: object) -> bool:
+    return side is None or (isinstance(side, int) and not isinstance(side, bool) and side >= 0)
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Refuse a softcap that is zero, negative or not finite.
+    """Refuse a softcap that is not a positive finite number.
 
     Raises:
         InvalidRequestError: as said.
     """
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+    if softcap is None:
+        return
+    is_number = isinstance(softcap, float | int) and not isinstance(softcap, bool)
+    if not (is_number and softcap > 0 and math.isfinite(softcap)):
         raise InvalidRequestError.for_field(
             "softcap", softcap, "a positive finite number, or None for off"
         )
-
-
-def _require_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InvalidRequestError.for_field(name, value, "an integer >= 1")
