@@ -136,9 +136,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Mypy, strict, over the sources, this file and ci."""
+    """Mypy, strict, over the sources, the sessions and what crosses packages."""
     link_layers(session, tools_layer(session), torch_layer(session))
-    session.run("python", "-m", "mypy", "noxfile.py", "conftest.py", "ci", *SOURCES)
+    session.run("python", "-m", "mypy", "noxfile.py", "conftest.py", "ci", "tests", *SOURCES)
 
 
 @nox.session
