@@ -16,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from attn_shared import reference
 from attn_shared.accuracy import (
     check_against_reference,
@@ -23,14 +25,13 @@ from attn_shared.accuracy import (
     eager_varlen_attention,
 )
 from attn_shared.backend import AttentionBackend
-from attn_shared.dtypes import KVCacheLayout, KVQuantMode
+from attn_shared.dtypes import KVCacheLayout
 from attn_shared.kv_cache import AttentionSpec, KVViews, spec_for
 from attn_shared.kv_write import write_kv
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.reference import AttentionOptions, ReferenceResult
 from attn_shared.request import AttentionRequest, AttentionType, Window
 from attn_shared.spec import BuildConfig, LayerSpec
-from torch import Tensor
 
 __all__ = ["Batch", "Case", "run"]
 
@@ -174,7 +175,9 @@ class Batch:
         key_start_loc = self.common.key_start_loc
         starts = {
             "query_start_loc": self.common.query_start_loc,
-            "key_start_loc": self.common.query_start_loc if key_start_loc is None else key_start_loc,
+            "key_start_loc": self.common.query_start_loc
+            if key_start_loc is None
+            else key_start_loc,
         }
         tensors = (self.query, self.key, self.value)
         return (
@@ -277,7 +280,9 @@ def _block_table(case: Case, generator: torch.Generator) -> Tensor:
     rows = []
     for index, count in enumerate(used):
         row, mine = mine[:count], mine[count:]
-        rows.append(row + [garbage[(index + i) % 3] for i in range(max(used, default=0) + 2 - count)])
+        rows.append(
+            row + [garbage[(index + i) % 3] for i in range(max(used, default=0) + 2 - count)]
+        )
     return torch.tensor(rows, dtype=torch.int32).reshape(len(used), -1)
 
 

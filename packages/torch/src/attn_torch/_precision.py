@@ -1,0 +1,28 @@
+"""Whether torch's float32 products are IEEE on a device, whatever API said otherwise."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["accumulator_dtype", "has_ieee_float32"]
+
+_IEEE = ("ieee", "none")
+
+
+def has_ieee_float32(device: torch.device) -> bool:
+    """Whether products of float32 matrices on `device` keep float32 operands.
+
+    torch's precision switches (`torch.set_float32_matmul_precision`, `allow_tf32`,
+    `fp32_precision`) belong to the process and are read here, never written: a library that
+    flips them changes its host's own products.
+    """
+    backends = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    precision = getattr(getattr(backends, "matmul", None), "fp32_precision", None)
+    if precision is None:  # before torch 2.9
+        return torch.get_float32_matmul_precision() == "highest"
+    return precision in _IEEE
+
+
+def accumulator_dtype(device: torch.device) -> torch.dtype:
+    """Return the narrowest dtype whose products are at least float32: float64 where that is not."""
+    return torch.float32 if has_ieee_float32(device) else torch.float64
