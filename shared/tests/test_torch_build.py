@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attn_shared.torch_build import Runtime, TorchBuild
+from attn_shared.torch_build import Runtime, TorchBuild, is_running
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,19 @@ def test_problems_name_the_build_and_what_to_install() -> None:
 
 def test_current_is_the_imported_torch() -> None:
     assert TorchBuild.current().version == torch.__version__
+
+
+@pytest.mark.parametrize("runtime", list(Runtime))
+def test_nothing_runs_that_nobody_started(runtime: Runtime) -> None:
+    if TorchBuild.current().runtime is not runtime:
+        assert not is_running(runtime)
+
+
+def test_a_runtime_of_this_torch_runs_once_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert is_running(Runtime.ROCM)
+    assert not is_running(Runtime.CUDA)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert not is_running(Runtime.ROCM)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import torch
 
-__all__ = ["Runtime", "TorchBuild"]
+__all__ = ["Runtime", "TorchBuild", "is_running"]
 
 
 class Runtime(StrEnum):
@@ -58,3 +58,14 @@ class TorchBuild:
             f"torch {self.version} is built {words}: install torch's {wanted} build "
             "(pytorch.org/get-started/locally gives the command)"
         )
+
+
+def is_running(runtime: Runtime) -> bool:
+    """Whether torch has started this runtime in this process; starts nothing.
+
+    In a process forked from one that had started it, it is not running.
+    """
+    if TorchBuild.current().runtime is not runtime:
+        return False
+    module = torch.xpu if runtime is Runtime.XPU else torch.cuda  # ROCm has CUDA's names in torch
+    return bool(module.is_initialized())

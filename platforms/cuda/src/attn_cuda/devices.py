@@ -11,6 +11,7 @@ from attn_cuda._vendor.nvml import DriverUnavailableError
 from attn_cuda.gpus import DriverReading, Gpu, VisibleGpus, visible_gpus
 from attn_shared.arch import parse_arch
 from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.torch_build import Runtime, is_running
 from attn_shared.visible_devices import parse_visible_devices
 
 __all__ = ["Visible", "facts_of", "find_visible", "torch_gpus"]
@@ -37,11 +38,8 @@ class Visible:
 
 
 def torch_gpus() -> tuple[Gpu, ...] | None:
-    """Return the GPUs as torch counts them if its CUDA runtime is up, else None.
-
-    In a process forked from one that used CUDA it is not up: torch says so.
-    """
-    if torch.version.cuda is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """Return the GPUs as torch counts them if its CUDA runtime is up, else None."""
+    if not is_running(Runtime.CUDA):
         return None
     return tuple(map(_torch_gpu, range(torch.cuda.device_count())))
 

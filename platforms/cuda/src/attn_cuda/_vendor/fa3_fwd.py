@@ -14,7 +14,7 @@ SPEC = VendorSpec(
     name="fa3_fwd",
     distributions=("fa3-fwd",),
     module="fa3_fwd_interface",
-    install='it serves no paged cache; for FlashAttention 3, pip install "attn-cuda[fa3]"',
+    install='pip install fa3-fwd (which serves no paged cache: take "attn-cuda[fa3]" instead)',
     probe="attn_cuda._vendor.fa3_fwd:probe",
 )
 

@@ -11,7 +11,7 @@ SPEC = VendorSpec(
     name="triton",
     distributions=("triton", "pytorch-triton"),
     module="triton",
-    install="torch's CUDA build brings it for Linux; on Windows, pip install triton-windows",
+    install="pip install torch (its CUDA build for Linux brings triton)",
     probe="attn_cuda._vendor.triton:probe",
 )
 

@@ -1,0 +1,103 @@
+"""Stubs of vendor libraries, and trees that stand for the kernel's topology of GPUs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+STUBS = Path(__file__).parent / "stubs"
+
+InstallStub = Callable[..., None]
+
+# Properties of nodes, cut to what is read, with the values that the kernel gives for these parts.
+MI250_DIE = {
+    "cpu_cores_count": 0,
+    "simd_count": 416,
+    "simd_per_cu": 4,
+    "gfx_target_version": 90010,
+    "vendor_id": 4098,
+    "device_id": 29708,
+    "unique_id": 0x1234567890ABCDEF,
+    "lds_size_in_kb": 64,
+    "wave_front_size": 64,
+    "drm_render_minor": 128,
+}
+MI300X = {
+    **MI250_DIE,
+    "simd_count": 1216,
+    "gfx_target_version": 90402,
+    "device_id": 29857,
+    "unique_id": 0xA0B0C0D0E0F00102,
+    "num_xcc": 8,
+}
+RX7900XTX = {
+    **MI250_DIE,
+    "simd_count": 192,
+    "simd_per_cu": 2,
+    "gfx_target_version": 110000,
+    "device_id": 29772,
+    "unique_id": 0x55AA55AA55AA55AA,
+    "wave_front_size": 32,
+}
+CPU_NODE = {"cpu_cores_count": 96, "simd_count": 0, "gfx_target_version": 0, "vendor_id": 0}
+MEMORY_BYTES = {90010: 64 * 2**30, 90402: 192 * 2**30, 110000: 24 * 2**30}
+
+WriteKfd = Callable[..., Path]
+
+
+@pytest.fixture
+def nodes() -> dict[str, dict[str, int]]:
+    """Return the properties of nodes by part."""
+    return {"cpu": CPU_NODE, "mi250": MI250_DIE, "mi300x": MI300X, "rx7900xtx": RX7900XTX}
+
+
+@pytest.fixture
+def write_kfd(tmp_path: Path) -> WriteKfd:
+    """Return `write(*nodes)`: a folder that stands for /sys; a node is a dictionary or None.
+
+    None is a node whose properties may not be read.
+    """
+
+    def write(*nodes: dict[str, int] | None) -> Path:
+        sysfs = tmp_path / "sys"
+        for index, properties in enumerate(nodes):
+            node = sysfs / "class/kfd/kfd/topology/nodes" / str(index)
+            node.mkdir(parents=True)
+            if properties is None:
+                (node / "properties").mkdir()  # reading it fails for root as well
+                continue
+            lines = "".join(f"{name} {value}\n" for name, value in properties.items())
+            (node / "properties").write_text(lines)
+            memory = MEMORY_BYTES.get(properties["gfx_target_version"], 0)
+            for bank, (heap, size) in enumerate([(0, 2**40), (1, memory), (4, 65536)]):
+                folder = node / "mem_banks" / str(bank)
+                folder.mkdir(parents=True)
+                (folder / "properties").write_text(f"heap_type {heap}\nsize_in_bytes {size}\n")
+        return sysfs
+
+    return write
+
+
+@pytest.fixture
+def install_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallStub]:
+    """Return `install(distribution, version, stub)`: `stub` is a folder of `stubs/`, or None."""
+    before = set(sys.modules)
+
+    def install(distribution: str, version: str, stub: str | None = None) -> None:
+        folder = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        if stub is not None:
+            monkeypatch.syspath_prepend(STUBS / stub)
+
+    yield install
+    for name in set(sys.modules) - before:
+        if str(STUBS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    for name in ("flash_attn",):  # a namespace package has no file
+        sys.modules.pop(name, None)

@@ -1,0 +1,7 @@
+"""What AITER at commit e4048607a5 exports, of what is used here."""
+
+from __future__ import annotations
+
+from aiter.ops.mha import flash_attn_varlen_func, mha_batch_prefill_func
+
+__all__ = ["flash_attn_varlen_func", "mha_batch_prefill_func"]
