@@ -68,7 +68,7 @@ class Attention:
         scale: float | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
-        backend: str | None = None,
+        backend: str | Policy | None = None,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         k_scale: float | torch.Tensor = 1.0,
@@ -86,7 +86,8 @@ class Attention:
             scale: factor on q.k; None: 1 / sqrt(head_size).
             dtype: dtype of query, key, value and output.
             device: torch device to run on.
-            backend: name of the backend to use; None or "auto" lets the selector choose.
+            backend: name of the backend to use; None or "auto" lets the selector choose; a `Policy`
+                also says who named it.
             sinks: (Hq,) one extra logit per head.
             alibi_slopes: (Hq,) slope per head.
             k_scale: scale of stored keys; a number, or (Hkv,).
@@ -109,10 +110,11 @@ class Attention:
             has_alibi=alibi_slopes is not None,
             **options,
         )
-        policy = Policy(backend=None if backend == "auto" else backend)
+        if not isinstance(backend, Policy):
+            backend = Policy(backend=None if backend == "auto" else backend)
         self.device = torch.device(device)
         facts = selector.device_facts(self.device)
-        self.selection = selector.resolve(request, facts, policy)
+        self.selection = selector.resolve(request, facts, backend)
         self.request = request
         self.q_scale: float | torch.Tensor = 1.0
         self.k_scale, self.v_scale = k_scale, v_scale
