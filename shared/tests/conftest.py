@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import pytest
 
 Rows = list[dict[str, Any]]
+
+_HERE = str(Path(__file__).parent)
+if _HERE not in sys.path:  # for what the tests share, whatever the import mode
+    sys.path.insert(0, _HERE)
 
 
 @pytest.fixture(scope="session")

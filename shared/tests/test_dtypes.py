@@ -10,6 +10,7 @@ from attn_shared.dtypes import (
     dtype_name,
     kv_quant_mode,
     kv_storage_dtype,
+    kv_storage_dtypes,
     parse_dtype,
     parse_kv_cache_dtype,
 )
@@ -109,7 +110,22 @@ def test_a_format_is_stored_in_the_devices_flavour(
     assert kv_storage_dtype(name, torch.bfloat16, flavour) is stored
 
 
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("auto", {torch.float16, torch.bfloat16, torch.float32}),
+        ("bfloat16", {torch.bfloat16}),
+        ("fp8", {FN, FNUZ}),
+        ("fp8_e5m2", {E5M2}),
+        ("int8_per_token_head", {torch.int8}),
+    ],
+)
+def test_a_format_names_the_dtypes_of_its_tensors(name: str, dtypes: set[torch.dtype]) -> None:
+    assert set(kv_storage_dtypes(name)) == dtypes
+
+
 @pytest.mark.parametrize("name", ["nvfp4", "fp8_ds_mla", "int4_per_token_head", "turboquant_k8v4"])
 def test_a_packed_format_has_no_element_dtype(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"kv_cache_dtype='{name}'.*auto, float16"):
-        kv_storage_dtype(name, torch.bfloat16)
+    for ask in (lambda: kv_storage_dtype(name, torch.bfloat16), lambda: kv_storage_dtypes(name)):
+        with pytest.raises(InvalidRequestError, match=f"kv_cache_dtype='{name}'.*auto, float16"):
+            ask()

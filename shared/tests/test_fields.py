@@ -5,8 +5,9 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from attn_shared._fields import CachedHash, require_bool, require_positive
-from attn_shared.errors import InvalidRequestError
+from attn_shared._fields import CachedHash, member_of, require_bool, require_positive
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import InvalidRequestError, UnknownNameError
 
 
 class CountedHash:
@@ -76,3 +77,14 @@ def test_what_is_no_bool_is_refused(value: object) -> None:
     require_bool("has_sinks", value=True)
     with pytest.raises(InvalidRequestError, match=f"has_sinks={value!r} .* True or False"):
         require_bool("has_sinks", value)
+
+
+def test_a_member_is_found_by_itself_and_by_its_name() -> None:
+    assert member_of(KVCacheLayout, "layout", KVCacheLayout.HND) is KVCacheLayout.HND
+    assert member_of(KVCacheLayout, "layout", "HND") is KVCacheLayout.HND
+
+
+@pytest.mark.parametrize("value", ["hnd", "", 1, None, ["HND"]])
+def test_what_names_no_member_is_refused(value: object) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown layout .*; allowed: HND, NHD"):
+        member_of(KVCacheLayout, "layout", value)

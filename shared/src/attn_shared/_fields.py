@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
-from attn_shared.errors import InvalidRequestError
+from attn_shared.errors import InvalidRequestError, UnknownNameError
 
-__all__ = ["CachedHash", "require_bool", "require_positive"]
+__all__ = ["CachedHash", "member_of", "require_bool", "require_positive"]
+
+E = TypeVar("E", bound=StrEnum)
 
 
 class CachedHash:
@@ -50,3 +53,15 @@ def require_bool(name: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise InvalidRequestError.for_field(name, value, "True or False")
+
+
+def member_of(kind: type[E], name: str, value: object) -> E:
+    """Return the member of an enum that `value` is or names.
+
+    Raises:
+        UnknownNameError: names the field and the value, and lists the members.
+    """
+    for member in kind:
+        if value == member:
+            return member
+    raise UnknownNameError.for_name(name, value, [str(member) for member in kind])

@@ -17,6 +17,7 @@ __all__ = [
     "dtype_name",
     "kv_quant_mode",
     "kv_storage_dtype",
+    "kv_storage_dtypes",
     "parse_dtype",
     "parse_kv_cache_dtype",
 ]
@@ -96,10 +97,19 @@ _QUANT_MODES = MappingProxyType(
     }
 )
 
-_E4M3_FORMATS = ("fp8", "fp8_e4m3", "fp8_inc", "fp8_per_token_head")
+_E4M3 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 _STORAGE_DTYPES = MappingProxyType(
-    {**COMPUTE_DTYPES, "fp8_e5m2": torch.float8_e5m2, "int8_per_token_head": torch.int8}
+    {
+        "auto": tuple(COMPUTE_DTYPES.values()),
+        **{name: (dtype,) for name, dtype in COMPUTE_DTYPES.items()},
+        "fp8": _E4M3,
+        "fp8_e4m3": _E4M3,
+        "fp8_e5m2": (torch.float8_e5m2,),
+        "fp8_inc": _E4M3,
+        "fp8_per_token_head": _E4M3,
+        "int8_per_token_head": (torch.int8,),
+    }
 )
 
 
@@ -140,6 +150,23 @@ def kv_quant_mode(kv_cache_dtype: str) -> KVQuantMode:
     return _QUANT_MODES.get(name, KVQuantMode.NONE)
 
 
+def kv_storage_dtypes(kv_cache_dtype: str) -> tuple[torch.dtype, ...]:
+    """Return the dtypes that a cache tensor of this format may have.
+
+    Raises:
+        InvalidRequestError: the format is not one element per value (nvfp4, turboquant_*, ...).
+    """
+    name = parse_kv_cache_dtype(kv_cache_dtype)
+    if name not in _STORAGE_DTYPES:
+        raise InvalidRequestError.for_field(
+            "kv_cache_dtype",
+            name,
+            f"one of {', '.join(_STORAGE_DTYPES)}, which store one element per value",
+            hint="a packed format needs a backend that defines its own cache.",
+        )
+    return _STORAGE_DTYPES[name]
+
+
 def kv_storage_dtype(
     kv_cache_dtype: str, dtype: torch.dtype, fp8_e4m3_dtype: torch.dtype = torch.float8_e4m3fn
 ) -> torch.dtype:
@@ -151,19 +178,9 @@ def kv_storage_dtype(
         fp8_e4m3_dtype: the device's e4m3 flavour, float8_e4m3fn or float8_e4m3fnuz.
 
     Raises:
-        InvalidRequestError: the format is not one dtype per element (nvfp4, turboquant_*, ...).
+        InvalidRequestError: as `kv_storage_dtypes`.
     """
-    name = parse_kv_cache_dtype(kv_cache_dtype)
-    if name == "auto":
+    stored = kv_storage_dtypes(kv_cache_dtype)
+    if kv_cache_dtype == "auto":
         return dtype
-    if name in _E4M3_FORMATS:
-        return fp8_e4m3_dtype
-    if name in _STORAGE_DTYPES:
-        return _STORAGE_DTYPES[name]
-    raise InvalidRequestError.for_field(
-        "kv_cache_dtype",
-        name,
-        f"one of {', '.join(['auto', *_STORAGE_DTYPES, *_E4M3_FORMATS])}, which store one element "
-        "per value",
-        hint="a packed format needs a backend that defines its own cache.",
-    )
+    return fp8_e4m3_dtype if stored == _E4M3 else stored[0]

@@ -1,28 +1,23 @@
 """Formats of paged caches: shape, strides, bytes, allocation, and the views that kernels take.
 
 A cache is a plain tensor. What it means (dtype, layout, quantisation, fp8 flavour) is in its
-spec, and every kernel of attn reads it through `KVCacheSpec.split`, which gives views of
+spec, and every kernel of attn reads it through `PagedSpec.split`, which gives views of
 K (num_blocks, block_size, Hkv, D) and V (num_blocks, block_size, Hkv, Dv) with a dense last
 dimension and any other strides.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import ceil, prod
-from typing import NamedTuple
+from math import prod
+from typing import TypedDict
 
 import torch
 
-from attn_shared.dtypes import (
-    KVCacheLayout,
-    KVQuantMode,
-    dtype_name,
-    kv_quant_mode,
-    kv_storage_dtype,
-)
+from attn_shared._fields import member_of, require_positive
+from attn_shared.dtypes import KVCacheLayout, KVQuantMode, kv_storage_dtype
 from attn_shared.errors import InvalidInputError, InvalidRequestError
+from attn_shared.paged_spec import KVCacheSpec, KVViews, PagedSpec
 from attn_shared.request import AttentionRequest, AttentionType, check_window
 
 __all__ = [
@@ -36,6 +31,7 @@ __all__ = [
     "KVViews",
     "MLAAttentionSpec",
     "MambaSpec",
+    "PagedSpec",
     "SlidingWindowSpec",
     "spec_for",
 ]
@@ -43,81 +39,28 @@ __all__ = [
 _SCALE_BYTES = 4  # a float32 scale stored beside each entry of a per-token-and-head cache
 
 
-class KVViews(NamedTuple):
-    """Views of one cache tensor.
-
-    key is (num_blocks, block_size, Hkv, D), value (num_blocks, block_size, Hkv, Dv); the scales
-    are float32 (num_blocks, block_size, Hkv) for a per-token-and-head cache, else None.
-    """
-
-    key: torch.Tensor
-    value: torch.Tensor
-    key_scale: torch.Tensor | None = None
-    value_scale: torch.Tensor | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheSpec(ABC):
-    """What one layer keeps per block of `block_size` tokens."""
-
-    block_size: int
-
-    def __post_init__(self) -> None:
-        """Refuse a block size that is not positive."""
-        if isinstance(self.block_size, bool) or self.block_size < 1:
-            raise InvalidRequestError.for_field("block_size", self.block_size, "an integer >= 1")
-
-    @property
-    @abstractmethod
-    def page_size_bytes(self) -> int:
-        """Bytes of one block, padding included."""
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence of this many tokens needs."""
-        return ceil(num_tokens / self.block_size)
-
-    def max_memory_bytes(self, max_model_len: int) -> int:
-        """Return the bytes that one sequence of the greatest length needs."""
-        return self.num_blocks_for(max_model_len) * self.page_size_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec(KVCacheSpec):
+class AttentionSpec(PagedSpec):
     """A cache of keys and values.
 
     Attributes:
         num_kv_heads: kv heads of this rank (Hkv).
         head_size: width of a key head (D).
         head_size_v: width of a value head (Dv).
-        dtype: the cache tensor's dtype; for fp8 it carries the flavour (e4m3fn or e4m3fnuz).
-        kv_cache_dtype: the format's name; says how entries are quantised.
         layout: order of tokens and heads inside a block.
-        page_size_padded: bytes from one block to the next where they are padded, else None.
     """
 
     num_kv_heads: int
     head_size: int
     head_size_v: int
-    dtype: torch.dtype
-    kv_cache_dtype: str = "auto"
     layout: KVCacheLayout = KVCacheLayout.NHD
-    page_size_padded: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse padding that cannot be expressed in whole elements or is too small."""
-        KVCacheSpec.__post_init__(self)
-        padded = self.page_size_padded
-        if padded is not None and (padded < self._dense_page_bytes or padded % self.alignment):
-            raise InvalidRequestError.for_field(
-                "page_size_padded",
-                padded,
-                f"a multiple of {self.alignment} bytes, at least {self._dense_page_bytes}",
-            )
-
-    @property
-    def quant_mode(self) -> KVQuantMode:
-        """How entries are quantised."""
-        return kv_quant_mode(self.kv_cache_dtype)
+        """Refuse heads that are not positive, and what no paged cache can have."""
+        for name in ("num_kv_heads", "head_size", "head_size_v"):
+            require_positive(name, getattr(self, name))
+        object.__setattr__(self, "layout", member_of(KVCacheLayout, "layout", self.layout))
+        PagedSpec.__post_init__(self)
 
     @property
     def has_inline_scales(self) -> bool:
@@ -128,13 +71,8 @@ class AttentionSpec(KVCacheSpec):
         )
 
     @property
-    def is_quantized(self) -> bool:
-        """Whether stored values must be multiplied by a scale."""
-        return self.quant_mode is not KVQuantMode.NONE
-
-    @property
     def alignment(self) -> int:
-        """Bytes that strides must be multiples of."""
+        """Bytes that the strides of blocks must be multiples of."""
         return _SCALE_BYTES if self.has_inline_scales else self.dtype.itemsize
 
     @property
@@ -143,20 +81,10 @@ class AttentionSpec(KVCacheSpec):
         return self.head_size != self.head_size_v
 
     def _entry(self, size: int) -> int:
-        """Elements of one stored head: its values and, where there is one, its scale."""
+        """Elements of one stored head: its values and, where there is one, its aligned scale."""
         if not self.has_inline_scales:
             return size
-        return ceil(size / _SCALE_BYTES) * _SCALE_BYTES + _SCALE_BYTES
-
-    @property
-    def _dense_page_bytes(self) -> int:
-        entries = self._entry(self.head_size) + self._entry(self.head_size_v)
-        return self.block_size * self.num_kv_heads * entries * self.dtype.itemsize
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one block, padding included."""
-        return self.page_size_padded or self._dense_page_bytes
+        return -(-size // _SCALE_BYTES) * _SCALE_BYTES + _SCALE_BYTES
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
         """Return the logical shape of the cache tensor.
@@ -174,48 +102,6 @@ class AttentionSpec(KVCacheSpec):
         if self.layout is KVCacheLayout.NHD:
             return (0, 1, 2, 3) if self.is_packed else (0, 1, 2, 3, 4)
         return (0, 2, 1, 3) if self.is_packed else (0, 1, 3, 2, 4)
-
-    def strides(self, num_blocks: int) -> tuple[int, ...]:
-        """Return the strides of the cache tensor, in elements."""
-        shape, order = self.shape(num_blocks), self.stride_order()
-        strides = [0] * len(shape)
-        step = 1
-        for dim in reversed(order):
-            strides[dim] = step
-            step *= shape[dim]
-        strides[0] = self.page_size_bytes // self.dtype.itemsize
-        return tuple(strides)
-
-    def allocate(self, num_blocks: int, device: torch.device | str) -> torch.Tensor:
-        """Return a zero-filled cache of `num_blocks` blocks in this spec's shape and strides."""
-        if num_blocks < 1:
-            raise InvalidInputError.for_argument("num_blocks", num_blocks, "an integer >= 1")
-        num_elements = num_blocks * self.page_size_bytes // self.dtype.itemsize
-        flat = torch.zeros(num_elements, dtype=self.dtype, device=device)
-        return flat.as_strided(self.shape(num_blocks), self.strides(num_blocks))
-
-    def check(self, kv_cache: torch.Tensor) -> None:
-        """Refuse a tensor that is not a cache of this spec.
-
-        Raises:
-            InvalidInputError: rank, shape, dtype or the last stride differ.
-        """
-        if kv_cache.dtype is not self.dtype:
-            raise InvalidInputError.for_argument(
-                "kv_cache dtype",
-                dtype_name(kv_cache.dtype),
-                f"{dtype_name(self.dtype)} (kv_cache_dtype={self.kv_cache_dtype})",
-                hint="an fp8 cache is read only in the flavour that it was written in.",
-            )
-        expected = self.shape(kv_cache.shape[0] if kv_cache.ndim else 0)
-        if tuple(kv_cache.shape) != expected:
-            raise InvalidInputError.for_argument(
-                "kv_cache shape", tuple(kv_cache.shape), f"(num_blocks, {_tail(expected)})"
-            )
-        if kv_cache.stride(-1) != 1 and kv_cache.shape[-1] > 1:
-            raise InvalidInputError.for_argument(
-                "kv_cache last stride", kv_cache.stride(-1), "1 (a dense last dimension)"
-            )
 
     def split(self, kv_cache: torch.Tensor) -> KVViews:
         """Return the views of keys and values (and of their scales) in a cache of this spec.
@@ -240,16 +126,20 @@ class AttentionSpec(KVCacheSpec):
 
 
 def _inline_scale(entries: torch.Tensor) -> torch.Tensor:
+    """Return the float32 (num_blocks, block_size, Hkv) that end each entry."""
+    if any(stride % _SCALE_BYTES for stride in (entries.storage_offset(), *entries.stride()[:-1])):
+        raise InvalidInputError.for_argument(
+            "strides of kv_cache",
+            entries.stride(),
+            f"multiples of {_SCALE_BYTES} bytes, where scales are stored beside entries",
+        )
     return entries[..., -_SCALE_BYTES:].view(torch.float32).squeeze(-1)
 
 
-def _tail(shape: tuple[int, ...]) -> str:
-    return ", ".join(str(size) for size in shape[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttentionSpec(AttentionSpec):
     """Every token is kept."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,20 +165,27 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
     chunk_size: int
 
+    def __post_init__(self) -> None:
+        """Refuse a chunk that is not positive."""
+        AttentionSpec.__post_init__(self)
+        require_positive("chunk_size", self.chunk_size)
+
     def max_memory_bytes(self, max_model_len: int, *, max_num_batched_tokens: int = 8192) -> int:
         """Return the bytes for one chunk and one step's tokens."""
         tokens = min(self.chunk_size + max_num_batched_tokens, max_model_len)
         return self.num_blocks_for(tokens) * self.page_size_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
     """The encoder's keys and values, written once per request."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class EncoderOnlyAttentionSpec(AttentionSpec):
     """No cache: keys and values come with the call."""
+
+    __slots__ = ()
 
     def max_memory_bytes(self, max_model_len: int) -> int:
         """Return 0."""
@@ -296,38 +193,42 @@ class EncoderOnlyAttentionSpec(AttentionSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLAAttentionSpec(KVCacheSpec):
-    """A cache of latents: (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim)."""
+class MLAAttentionSpec(PagedSpec):
+    """A cache of latents, one per token, in the layout of tokens.
+
+    Attributes:
+        head_size: width of an entry, kv_lora_rank + qk_rope_head_dim.
+        kv_lora_rank: width of the latent, which comes first and is also the value.
+    """
 
     head_size: int
     kv_lora_rank: int
-    dtype: torch.dtype
-    kv_cache_dtype: str = "auto"
-    page_size_padded: int | None = None
 
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one block; there is one latent per token, no factor of two."""
-        return self.page_size_padded or self.block_size * self.head_size * self.dtype.itemsize
+    def __post_init__(self) -> None:
+        """Refuse widths that do not fit, and what no paged cache can have."""
+        require_positive("head_size", self.head_size)
+        require_positive("kv_lora_rank", self.kv_lora_rank)
+        if self.kv_lora_rank > self.head_size:
+            raise InvalidRequestError.for_field(
+                "kv_lora_rank", self.kv_lora_rank, f"at most head_size={self.head_size}"
+            )
+        PagedSpec.__post_init__(self)
 
     def shape(self, num_blocks: int) -> tuple[int, int, int]:
         """Return (num_blocks, block_size, head_size)."""
         return (num_blocks, self.block_size, self.head_size)
 
-    def allocate(self, num_blocks: int, device: torch.device | str) -> torch.Tensor:
-        """Return a zero-filled cache."""
-        step = self.page_size_bytes // self.dtype.itemsize
-        flat = torch.zeros(num_blocks * step, dtype=self.dtype, device=device)
-        return flat.as_strided(self.shape(num_blocks), (step, self.head_size, 1))
+    def stride_order(self) -> tuple[int, int, int]:
+        """Return (0, 1, 2): memory is in logical order."""
+        return (0, 1, 2)
 
     def split(self, kv_cache: torch.Tensor) -> KVViews:
-        """Return K (num_blocks, block_size, 1, head_size) and V, its first kv_lora_rank columns."""
-        if tuple(kv_cache.shape[1:]) != (self.block_size, self.head_size):
-            raise InvalidInputError.for_argument(
-                "kv_cache shape",
-                tuple(kv_cache.shape),
-                f"(num_blocks, {self.block_size}, {self.head_size})",
-            )
+        """Return K (num_blocks, block_size, 1, head_size) and V, its first kv_lora_rank columns.
+
+        Raises:
+            InvalidInputError: the tensor is not a cache of this spec.
+        """
+        self.check(kv_cache)
         key = kv_cache.unsqueeze(2)
         return KVViews(key, key[..., : self.kv_lora_rank])
 
@@ -340,11 +241,39 @@ class MambaSpec(KVCacheSpec):
     dtypes: tuple[torch.dtype, ...]
     page_size_padded: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse shapes without dtypes, and padding that is too small."""
+        KVCacheSpec.__post_init__(self)
+        if len(self.shapes) != len(self.dtypes):
+            raise InvalidRequestError.for_field(
+                "dtypes", self.dtypes, f"{len(self.shapes)}, one for each of shapes"
+            )
+        if self.page_size_padded is not None and self.page_size_padded < self._dense_page_bytes:
+            raise InvalidRequestError.for_field(
+                "page_size_padded", self.page_size_padded, f"at least {self._dense_page_bytes}"
+            )
+
+    @property
+    def _dense_page_bytes(self) -> int:
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in pairs)
+
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one request's state."""
-        pairs = zip(self.shapes, self.dtypes, strict=True)
-        return self.page_size_padded or sum(prod(shape) * dt.itemsize for shape, dt in pairs)
+        return self.page_size_padded or self._dense_page_bytes
+
+
+class _Common(TypedDict):
+    """The fields of every `AttentionSpec`."""
+
+    block_size: int
+    dtype: torch.dtype
+    kv_cache_dtype: str
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    layout: KVCacheLayout
 
 
 def spec_for(
@@ -353,7 +282,7 @@ def spec_for(
     block_size: int,
     layout: KVCacheLayout = KVCacheLayout.NHD,
     fp8_e4m3_dtype: torch.dtype = torch.float8_e4m3fn,
-) -> KVCacheSpec:
+) -> AttentionSpec | MLAAttentionSpec:
     """Return the cache spec that a request's layer needs.
 
     Args:
@@ -369,26 +298,33 @@ def spec_for(
     if request.mla is not None:
         return MLAAttentionSpec(
             block_size=block_size,
-            head_size=request.head_size,
-            kv_lora_rank=request.mla.kv_lora_rank,
             dtype=storage,
             kv_cache_dtype=request.kv_cache_dtype,
+            head_size=request.head_size,
+            kv_lora_rank=request.mla.kv_lora_rank,
         )
-    common = {
-        "block_size": block_size,
-        "num_kv_heads": request.num_kv_heads,
-        "head_size": request.head_size,
-        "head_size_v": request.value_size,
-        "dtype": storage,
-        "kv_cache_dtype": request.kv_cache_dtype,
-        "layout": layout,
-    }
+    common = _Common(
+        block_size=block_size,
+        dtype=storage,
+        kv_cache_dtype=request.kv_cache_dtype,
+        num_kv_heads=request.num_kv_heads,
+        head_size=request.head_size,
+        head_size_v=request.value_size,
+        layout=layout,
+    )
+    return _spec_of(request, common)
+
+
+def _spec_of(request: AttentionRequest, common: _Common) -> AttentionSpec:
+    """Return the spec that keeps no more tokens than the request's rows can see."""
     if request.is_cache_free:
-        return EncoderOnlyAttentionSpec(**common)  # type: ignore[arg-type]
+        return EncoderOnlyAttentionSpec(**common)
     if request.attn_type is AttentionType.ENCODER_DECODER:
-        return CrossAttentionSpec(**common)  # type: ignore[arg-type]
+        return CrossAttentionSpec(**common)
+    if request.use_mm_prefix:  # a range reaches beyond window and chunk
+        return FullAttentionSpec(**common)
     if request.chunk_size is not None:
-        return ChunkedLocalAttentionSpec(chunk_size=request.chunk_size, **common)  # type: ignore[arg-type]
-    if request.window[0] is not None and not request.non_causal:
-        return SlidingWindowSpec(window_left=request.window[0], **common)  # type: ignore[arg-type]
-    return FullAttentionSpec(**common)  # type: ignore[arg-type]
+        return ChunkedLocalAttentionSpec(**common, chunk_size=request.chunk_size)
+    if request.window[0] is not None:
+        return SlidingWindowSpec(**common, window_left=request.window[0])
+    return FullAttentionSpec(**common)

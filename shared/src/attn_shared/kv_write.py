@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from attn_shared.dtypes import KVQuantMode, kv_quant_mode
+from attn_shared.dtypes import KVQuantMode, dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
+from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
 
 __all__ = [
@@ -72,6 +72,8 @@ def _without_pads(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     synchronisation nor a shape that depends on values, as masking would. With no row to write,
     `slot` is -1 throughout.
     """
+    if len(slot_mapping) == 0:
+        return slot_mapping, slot_mapping
     is_real = slot_mapping >= 0
     stand_in = is_real.int().argmax()
     rows = torch.arange(len(slot_mapping), device=slot_mapping.device)
@@ -108,51 +110,28 @@ def write_kv(
         value: (T, Hkv, Dv).
         slot_mapping: (T,) int64; -1 is not written. Rows of key and value past its length are
             ignored.
-        k_scale: stored = key / k_scale for an fp8 cache; a number, or (Hkv,) float32.
+        k_scale: stored = key / k_scale for an fp8 cache; a number, or (Hkv,) float32. 1 for every
+            other cache.
         v_scale: likewise for values.
 
     Raises:
-        InvalidInputError: shapes do not fit.
+        InvalidInputError: a shape, dtype, device or scale does not fit.
         UnsupportedOptionError: a format that is not written with torch.
     """
     views = spec.split(kv_cache)
+    _check_slots(slot_mapping, kv_cache)
     num_tokens = len(slot_mapping)
-    _check_rows("key", key, num_tokens, (spec.num_kv_heads, spec.head_size))
-    _check_rows("value", value, num_tokens, (spec.num_kv_heads, spec.head_size_v))
-    if num_tokens == 0:
-        return
+    _check_rows("key", key, num_tokens, (spec.num_kv_heads, spec.head_size), kv_cache)
+    _check_rows("value", value, num_tokens, (spec.num_kv_heads, spec.head_size_v), kv_cache)
     row, slots = _without_pads(slot_mapping)
-    stored = _encode(spec, key[row], value[row], k_scale, v_scale)
-    for target, values in zip(views, stored, strict=True):
-        if target is not None and values is not None:
-            _put(target, slots, values)
-
-
-def _encode(
-    spec: AttentionSpec,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    k_scale: float | torch.Tensor,
-    v_scale: float | torch.Tensor,
-) -> KVViews:
-    """Return what is stored for key and value, with scales where they are stored beside."""
-    if spec.quant_mode is KVQuantMode.NONE:
-        return KVViews(key.to(spec.dtype), value.to(spec.dtype))
-    if spec.quant_mode is KVQuantMode.FP8_PER_TENSOR:
-        return KVViews(
-            quantize_fp8(key, k_scale, spec.dtype), quantize_fp8(value, v_scale, spec.dtype)
-        )
-    if spec.quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD:
-        (k, k_row), (v, v_row) = map(quantize_int8_per_token_head, (key, value))
-        return KVViews(k, v, k_row, v_row)
-    raise _not_written(spec.kv_cache_dtype)
-
-
-def _not_written(kv_cache_dtype: str) -> UnsupportedOptionError:
-    return UnsupportedOptionError(
-        f"kv_cache_dtype={kv_cache_dtype!r} is not written with torch.",
-        hint="choose a backend that brings its own cache-write kernel.",
-    )
+    key_stored, key_row_scale = _encode(spec, "k_scale", key[row], k_scale)
+    value_stored, value_row_scale = _encode(spec, "v_scale", value[row], v_scale)
+    _put(views.key, slots, key_stored)
+    _put(views.value, slots, value_stored)
+    if views.key_scale is not None and key_row_scale is not None:
+        _put(views.key_scale, slots, key_row_scale)
+    if views.value_scale is not None and value_row_scale is not None:
+        _put(views.value_scale, slots, value_row_scale)
 
 
 def concat_and_cache_mla(
@@ -171,23 +150,42 @@ def concat_and_cache_mla(
         spec: the cache's format.
         latent: (T, kv_lora_rank).
         rope: (T, qk_rope_head_dim).
-        slot_mapping: (T,) int64; -1 is not written.
-        scale: stored = entry / scale, saturating, for an fp8 cache; one for the whole entry.
+        slot_mapping: (T,) int64; -1 is not written. Rows past its length are ignored.
+        scale: stored = entry / scale for an fp8 cache, 1 for every other.
 
     Raises:
+        InvalidInputError: a shape, dtype, device or scale does not fit.
         UnsupportedOptionError: a format that is not written with torch.
     """
     views = spec.split(kv_cache)
-    if len(slot_mapping) == 0:
-        return
+    _check_slots(slot_mapping, kv_cache)
+    num_tokens = len(slot_mapping)
+    _check_rows("latent", latent, num_tokens, (spec.kv_lora_rank,), kv_cache)
+    _check_rows("rope", rope, num_tokens, (spec.head_size - spec.kv_lora_rank,), kv_cache)
     row, slots = _without_pads(slot_mapping)
-    entry = torch.cat((latent, rope), dim=-1)[row].unsqueeze(1)
-    mode = kv_quant_mode(spec.kv_cache_dtype)
-    if mode is KVQuantMode.FP8_PER_TENSOR:
-        entry = quantize_fp8(entry, scale, spec.dtype)
-    elif mode is not KVQuantMode.NONE:
-        raise _not_written(spec.kv_cache_dtype)
-    _put(views.key, slots, entry.to(spec.dtype))
+    entry = torch.cat((latent[row], rope[row]), dim=-1).unsqueeze(1)
+    _put(views.key, slots, _encode(spec, "scale", entry, scale)[0])
+
+
+def _encode(
+    spec: AttentionSpec | MLAAttentionSpec,
+    name: str,
+    values: torch.Tensor,
+    scale: float | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what is stored for values (T, H, D), and the scale that is stored beside each row."""
+    if spec.quant_mode is KVQuantMode.FP8_PER_TENSOR:
+        return quantize_fp8(values, scale, spec.dtype), None
+    _check_is_one(name, scale, spec.kv_cache_dtype)
+    if spec.quant_mode is KVQuantMode.NONE:
+        return values.to(spec.dtype), None
+    if spec.quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD and isinstance(spec, AttentionSpec):
+        return quantize_int8_per_token_head(values)
+    raise UnsupportedOptionError(
+        f"kv_cache_dtype={spec.kv_cache_dtype!r} of {type(spec).__name__} is not written with "
+        "torch.",
+        hint="choose a backend that brings its own cache-write kernel.",
+    )
 
 
 def gather_rows(
@@ -208,8 +206,47 @@ def gather_rows(
     return blocks.flatten(0, 1)[start - offset : length - offset]
 
 
-def _check_rows(name: str, rows: torch.Tensor, num_tokens: int, tail: tuple[int, ...]) -> None:
-    if rows.ndim != 3 or tuple(rows.shape[1:]) != tail or rows.shape[0] < num_tokens:
+def _check_slots(slot_mapping: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    if slot_mapping.dtype is not torch.int64 or slot_mapping.ndim != 1:
         raise InvalidInputError.for_argument(
-            f"{name} shape", tuple(rows.shape), f"(at least {num_tokens}, {tail[0]}, {tail[1]})"
+            "slot_mapping",
+            f"{dtype_name(slot_mapping.dtype)} {tuple(slot_mapping.shape)}",
+            "int64 (T,)",
+            hint="a slot of a large cache does not fit 32 bits.",
+        )
+    _check_device("slot_mapping", slot_mapping, kv_cache)
+
+
+def _check_rows(
+    name: str,
+    rows: torch.Tensor,
+    num_tokens: int,
+    tail: tuple[int, ...],
+    kv_cache: torch.Tensor,
+) -> None:
+    if rows.shape[1:] != tail or rows.shape[0] < num_tokens:
+        raise InvalidInputError.for_argument(
+            f"{name} shape",
+            tuple(rows.shape),
+            f"({', '.join(map(str, (f'at least {num_tokens}', *tail)))})",
+        )
+    _check_device(name, rows, kv_cache)
+
+
+def _check_device(name: str, tensor: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    if tensor.device != kv_cache.device:
+        raise InvalidInputError.for_argument(
+            f"device of {name}", tensor.device, f"{kv_cache.device}, the device of kv_cache"
+        )
+
+
+def _check_is_one(name: str, scale: float | torch.Tensor, kv_cache_dtype: str) -> None:
+    """Refuse a scale that would be dropped. On another device its contents are not looked at."""
+    if isinstance(scale, torch.Tensor):
+        is_one = scale.device.type != "cpu" or bool((scale == 1).all())
+    else:
+        is_one = scale == 1
+    if not is_one:
+        raise InvalidInputError.for_argument(
+            name, scale, f"1 with kv_cache_dtype={kv_cache_dtype!r}, which has no such scale"
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from attn_shared._fields import CachedHash, require_bool, require_positive
+from attn_shared._fields import CachedHash, member_of, require_bool, require_positive
 from attn_shared.dtypes import KVCacheLayout, dtype_name, parse_dtype, parse_kv_cache_dtype
-from attn_shared.errors import InvalidRequestError, UnknownNameError
+from attn_shared.errors import InvalidRequestError
 
 __all__ = [
     "AttentionRequest",
@@ -189,16 +189,11 @@ class AttentionRequest(CachedHash):
         """Turn names into enum members and dtypes; refuse unknown ones."""
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
         parse_kv_cache_dtype(self.kv_cache_dtype)
-        self._accept_name("attn_type", AttentionType)
-        self._accept_name("phase", Phase)
+        object.__setattr__(self, "attn_type", member_of(AttentionType, "attn_type", self.attn_type))
+        object.__setattr__(self, "phase", member_of(Phase, "phase", self.phase))
         if self.kv_layout is not None:
-            self._accept_name("kv_layout", KVCacheLayout)
-
-    def _accept_name(self, field: str, kind: type[StrEnum]) -> None:
-        value = getattr(self, field)
-        if value not in list(kind):
-            raise UnknownNameError.for_name(field, value, [str(member) for member in kind])
-        object.__setattr__(self, field, kind(value))
+            layout = member_of(KVCacheLayout, "kv_layout", self.kv_layout)
+            object.__setattr__(self, "kv_layout", layout)
 
     def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
