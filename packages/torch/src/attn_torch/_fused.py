@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 __all__ = ["fused_attention", "is_fused"]
 
@@ -17,13 +17,13 @@ _FOLDED_ROWS = 64
 """Most rows whose mask is repeated for each head of a group."""
 
 
-def is_fused(device: torch.device, head_size: int, head_size_v: int) -> bool:
+def is_fused(device: torch.device) -> bool:
     """Whether torch surely runs a kernel that never holds all logits.
 
     Elsewhere it may fall back to products of whole matrices, which is right, but whose logits the
     caller must bound.
     """
-    return device.type in ("cpu", "cuda") and head_size == head_size_v
+    return device.type in ("cpu", "cuda")
 
 
 def fused_attention(
@@ -49,15 +49,28 @@ def fused_attention(
         (R, n, Hkv, G, Dv), G = Hq / Hkv, any strides.
     """
     requests, rows, heads, width = query.shape
-    kv_heads = key.shape[2]
+    kv_heads, width_v = value.shape[2:]
     groups = heads // kv_heads
-    grouped = query.view(requests, rows, kv_heads, groups, width)
+    if width != width_v and query.device.type == "cpu":
+        # The CPU's fused kernel takes one width; zeros change neither q.k nor the first Dv columns.
+        query, key, value = _of_one_width(query, key, value)
+    grouped = query.view(requests, rows, kv_heads, groups, query.shape[-1])
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     if is_square_causal:
-        return _broadcast(grouped, key, value, scale=scale, mask=None, is_causal=True)
-    if mask is None or groups == 1 or rows <= _FOLDED_ROWS:
-        return _folded(grouped, key, value, scale=scale, mask=mask)
-    return _broadcast(grouped, key, value, scale=scale, mask=mask, is_causal=False)
+        output = _broadcast(grouped, key, value, scale=scale, mask=None, is_causal=True)
+    elif mask is None or groups == 1 or rows <= _FOLDED_ROWS:
+        output = _folded(grouped, key, value, scale=scale, mask=mask)
+    else:
+        output = _broadcast(grouped, key, value, scale=scale, mask=mask, is_causal=False)
+    return output[..., :width_v]
+
+
+def _of_one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors with zeros behind the narrower heads."""
+    missing = query.shape[-1] - value.shape[-1]
+    if missing > 0:
+        return query, key, pad(value, (0, missing))
+    return pad(query, (0, -missing)), pad(key, (0, -missing)), value
 
 
 def _folded(
