@@ -16,22 +16,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import torch
 
 from attn_shared.capability import Capability, MultipleOf, Reason
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.errors import MLAForwardError, PluginError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
-from attn_shared.kv_write import concat_and_cache_mla, write_kv
+from attn_shared.errors import BackendDefinitionError, UnsupportedOptionError
+from attn_shared.impl import (
+    AttentionImpl,
+    AttentionImplBase,
+    AttentionLayer,
+    MLAAttentionImpl,
+    SparseMLAAttentionImpl,
+)
+from attn_shared.kv_cache import KVCacheSpec, PagedSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.spec import BuildConfig, LayerSpec
 
 if TYPE_CHECKING:
     from attn_shared.device import DeviceFacts
-    from attn_shared.inventory import Inventory
+    from attn_shared.inventory import Inventory, VendorSpec
 
 __all__ = [
     "AttentionBackend",
@@ -60,28 +66,13 @@ class AttentionCGSupport(IntEnum):
     ALWAYS = 3
 
 
-class AttentionLayer(Protocol):
-    """What an implementation reads of the layer that calls it.
-
-    Attributes:
-        q_scale, k_scale, v_scale: read back = stored * scale; a number or float32 (Hkv,).
-        sinks: (Hq,) float32, or None.
-        alibi_slopes: (Hq,) float32, or None.
-    """
-
-    q_scale: float | torch.Tensor
-    k_scale: float | torch.Tensor
-    v_scale: float | torch.Tensor
-    sinks: torch.Tensor | None
-    alibi_slopes: torch.Tensor | None
-
-
 class AttentionBackend(ABC):
     """What a backend is and can do; all of it is asked of the class.
 
     Class attributes:
         name: unique over all backends of all platforms, upper-case.
         vendor_libraries: names in the inventory of which any one is enough; empty: torch alone.
+        vendor_specs: how to find those of them that no platform declares (a third party's own).
         forward_includes_kv_cache_update: `forward` writes the cache itself.
         attn_api: range of interface versions that the class is written for, ">=1,<2".
         auto_priority: where "auto" ranks a third party's backend (see `platform.Candidate`);
@@ -92,9 +83,25 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     attn_api: ClassVar[str] = ""
     vendor_libraries: ClassVar[tuple[str, ...]] = ()
+    vendor_specs: ClassVar[tuple[VendorSpec, ...]] = ()
     forward_includes_kv_cache_update: ClassVar[bool] = False
     auto_priority: ClassVar[int | None] = None
     description: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a class that overrides a view of its capability.
+
+        Raises:
+            BackendDefinitionError: names the view. Selection reads the capability alone, so that
+                the override would say one thing and selection do another.
+        """
+        super().__init_subclass__()
+        for name in cls.__dict__:
+            if getattr(AttentionBackend.__dict__.get(name), "__final__", False):
+                raise BackendDefinitionError(
+                    f"{cls.__name__} overrides {name}, which follows from capability.",
+                    hint="return it from capability(), which selection reads.",
+                )
 
     @classmethod
     @abstractmethod
@@ -121,13 +128,8 @@ class AttentionBackend(ABC):
 
         Raises:
             VendorMissingError: with the library's own words.
-            PluginError: the class names libraries and does not say how to load them.
         """
-        if cls.vendor_libraries:
-            raise PluginError(
-                f"backend {cls.name} needs one of {', '.join(cls.vendor_libraries)} and defines no "
-                "load_vendor."
-            )
+        return  # torch alone is loaded already; a class with vendor_libraries defines its own
 
     # Views of the capability under the field's names; final, so that they cannot disagree.
 
@@ -222,7 +224,7 @@ class AttentionBackend(ABC):
     @classmethod
     def get_kv_cache_shape(cls, spec: KVCacheSpec, num_blocks: int) -> tuple[int, ...]:
         """Return the logical shape of a cache; its strides are `spec.strides`."""
-        if isinstance(spec, AttentionSpec | MLAAttentionSpec):
+        if isinstance(spec, PagedSpec):
             return spec.shape(num_blocks)
         raise UnsupportedOptionError(f"{type(spec).__name__} has no paged cache of one shape.")
 
@@ -305,194 +307,3 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
     ) -> bool:
         """Whether running the shared prefix once is expected to pay."""
         return False
-
-
-class AttentionImplBase(ABC, Generic[M]):
-    """Runs one layer.
-
-    Class attributes:
-        can_return_lse: the `lse` argument is served.
-        lse_base_on_e: the returned LSE is a natural logarithm (False: log2).
-        supports_pcp: prefill may be sharded over ranks.
-    """
-
-    can_return_lse: ClassVar[bool] = False
-    lse_base_on_e: ClassVar[bool] = True
-    supports_pcp: ClassVar[bool] = False
-
-    def __init__(self, spec: LayerSpec) -> None:
-        """Build from the layer's description alone."""
-        self.spec = spec
-
-
-class AttentionImpl(AttentionImplBase[M]):
-    """Runs one layer of ordinary attention."""
-
-    @abstractmethod
-    def forward(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-        kv_cache: torch.Tensor | None,
-        metadata: M,
-        output: torch.Tensor | None = None,
-        *,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend, and return the output.
-
-        Never synchronises, and never branches on the value of a tensor.
-
-        Args:
-            layer: the calling layer: scales, sinks, slopes.
-            query: (T, Hq, D); rows past query_start_loc[-1] are not read.
-            key: (T, Hkv, D), this step's keys, or None where only the cache is read.
-            value: (T, Hkv, Dv), or None.
-            kv_cache: the layer's cache, None for cache-free attention.
-            metadata: what the builder returned for this step.
-            output: (T, Hq, Dv), written in place and returned; None returns the kernel's own.
-            lse: (Hq, T) float32, written in place: natural logarithm of the denominator that the
-                output was divided by.
-        """
-
-    def do_kv_cache_update(
-        self,
-        layer: AttentionLayer,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        """Write the step's keys and values into their slots; -1 is not written."""
-        spec = self.spec.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
-            raise UnsupportedOptionError("this layer has no paged cache to write.")
-        write_kv(
-            kv_cache,
-            spec,
-            key,
-            value,
-            slot_mapping,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-        )
-
-
-class MLAAttentionImpl(AttentionImplBase[M]):
-    """Runs one layer of multi-head latent attention: there is no `forward`."""
-
-    @abstractmethod
-    def forward_mha(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: M,
-        output: torch.Tensor,
-    ) -> None:
-        """Prefill with expanded heads.
-
-        Args:
-            layer: the calling layer.
-            query: (T, H, qk_nope_head_dim + qk_rope_head_dim).
-            latent: (T, kv_lora_rank), this step's.
-            rope: (T, qk_rope_head_dim), this step's.
-            kv_cache: (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim).
-            metadata: this step's.
-            output: (T, H, v_head_dim), written in place.
-        """
-
-    @abstractmethod
-    def forward_mqa(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: M,
-        output: torch.Tensor | None = None,
-        *,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Decode over the latent cache.
-
-        Args:
-            layer: the calling layer.
-            query: (T, H, kv_lora_rank + qk_rope_head_dim), absorbed.
-            kv_cache: (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim).
-            metadata: this step's.
-            output: (T, H, kv_lora_rank), written in place and returned.
-            lse: (H, T) float32, natural logarithm, written in place.
-        """
-
-    def do_kv_cache_update(
-        self,
-        layer: AttentionLayer,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        """Write the step's latents (T, kv_lora_rank) and rope parts into their slots.
-
-        `layer.k_scale` is the one scale of a quantised entry.
-        """
-        spec = self.spec.kv_cache_spec
-        if not isinstance(spec, MLAAttentionSpec):
-            raise UnsupportedOptionError("this layer has no latent cache to write.")
-        concat_and_cache_mla(kv_cache, spec, latent, rope, slot_mapping, scale=layer.k_scale)
-
-    @final
-    @property
-    def forward(self) -> NoReturn:
-        """Refuse: MLA has two calls, not one.
-
-        Raises:
-            MLAForwardError: always (an AttributeError, so that hasattr answers False).
-        """
-        raise MLAForwardError(
-            f"{type(self).__name__} has no forward: multi-head latent attention runs prefill and "
-            "decode by different products.",
-            hint="call forward_mha for prefill and forward_mqa for decode.",
-        )
-
-
-class SparseMLAAttentionImpl(MLAAttentionImpl[M]):
-    """MLA over the keys that an indexer selected; decode-shaped calls only."""
-
-    @abstractmethod
-    def forward_mqa(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: M,
-        output: torch.Tensor | None = None,
-        *,
-        topk_indices: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to `topk_indices` (T, topk) int32 slots, -1 where there is none."""
-
-    def forward_mha(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: M,
-        output: torch.Tensor,
-    ) -> None:
-        """Refuse: a sparse backend prefills through forward_mqa as well.
-
-        Raises:
-            MLAForwardError: always.
-        """
-        raise MLAForwardError(
-            f"{type(self).__name__} has no forward_mha.",
-            hint="call forward_mqa with topk_indices for every phase.",
-        )

@@ -1,4 +1,4 @@
-"""The abstract class of a platform: is it here, what are its devices, which backends, in what order."""
+"""The abstract class of a platform: is it here, what are its devices, how do its backends rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar, final
 import torch
 
 from attn_shared.device import DeviceFacts, Fp8Format, Vendor
+from attn_shared.dtypes import dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.inventory import VendorSpec
 from attn_shared.request import AttentionRequest
@@ -79,9 +80,7 @@ class Platform(ABC):
         """Return the facts of each visible device, in the runtime's order; empty if none."""
 
     @abstractmethod
-    def candidates(
-        self, request: AttentionRequest, device: DeviceFacts
-    ) -> tuple[Candidate, ...]:
+    def candidates(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
         """Return the backends offered for a request on a device, with their default ranks.
 
         Pure: also asked about devices that are not here.
@@ -167,6 +166,6 @@ class Platform(ABC):
         allowed = self.supported_dtypes(device)
         if dtype not in allowed:
             raise UnsupportedOptionError(
-                f"{device.name} ({device.arch}) does not support dtype={dtype}; allowed: "
-                f"{', '.join(map(str, allowed))}."
+                f"{device.name} ({device.arch}) does not support dtype={dtype_name(dtype)}; "
+                f"allowed: {', '.join(map(dtype_name, allowed))}."
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from attn_shared._fields import require_positive
 from attn_shared.errors import InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Window
@@ -36,6 +37,7 @@ class LayerSpec:
         attn_type: who attends to what.
         kv_sharing_target: name of the layer whose cache this one reads; it then writes none.
         mla: widths of multi-head latent attention.
+        batch_invariant: results must not depend on what shares the batch.
         dcp_rank, dcp_size, pcp_rank, pcp_size: place in the context-parallel groups.
         dcp_interleave: consecutive tokens that one rank holds.
     """
@@ -62,6 +64,18 @@ class LayerSpec:
     pcp_rank: int = 0
     pcp_size: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse what no request can have refused before: the scale and the places in groups."""
+        if isinstance(self.scale, torch.Tensor) or not math.isfinite(self.scale):
+            raise InvalidRequestError.for_field("scale", self.scale, "a finite number")
+        require_positive("dcp_interleave", self.dcp_interleave)
+        for name, rank, size in (
+            ("dcp_rank", self.dcp_rank, self.dcp_size),
+            ("pcp_rank", self.pcp_rank, self.pcp_size),
+        ):
+            if not 0 <= rank < size:
+                raise InvalidRequestError.for_field(name, rank, f"0 to {size - 1}")
+
     @classmethod
     def from_request(
         cls,
@@ -69,9 +83,16 @@ class LayerSpec:
         *,
         scale: float,
         kv_cache_spec: KVCacheSpec | None = None,
-        **options: Any,
+        kv_sharing_target: str | None = None,
+        dcp_rank: int = 0,
+        dcp_interleave: int = 1,
+        pcp_rank: int = 0,
     ) -> LayerSpec:
-        """Describe the layer that made the request; `options` are the remaining fields."""
+        """Describe the layer that made the request, with what the request does not hold.
+
+        Raises:
+            InvalidRequestError: the scale is not finite, or a rank is outside its group.
+        """
         return cls(
             num_heads=request.num_heads,
             num_kv_heads=request.num_kv_heads,
@@ -87,10 +108,13 @@ class LayerSpec:
             has_alibi=request.has_alibi,
             attn_type=request.attn_type,
             mla=request.mla,
+            kv_sharing_target=kv_sharing_target,
             batch_invariant=request.batch_invariant,
+            dcp_rank=dcp_rank,
             dcp_size=request.dcp_size,
+            dcp_interleave=dcp_interleave,
+            pcp_rank=pcp_rank,
             pcp_size=request.pcp_size,
-            **options,
         )
 
     @property
@@ -128,13 +152,11 @@ class BuildConfig:
     def __post_init__(self) -> None:
         """Refuse bounds that are not positive."""
         for name in ("max_num_seqs", "max_num_tokens", "max_model_len"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidRequestError.for_field(name, value, "an integer >= 1")
-        if self.num_spec_tokens < 0:
-            raise InvalidRequestError.for_field(
-                "num_spec_tokens", self.num_spec_tokens, "an integer >= 0"
-            )
+            require_positive(name, getattr(self, name))
+        for size in self.capture_sizes:
+            require_positive("capture_sizes", size)
+        if self.num_spec_tokens != 0:
+            require_positive("num_spec_tokens", self.num_spec_tokens)
 
 
 def require_uniform(layers: Mapping[str, LayerSpec], fields: Iterable[str]) -> LayerSpec:
@@ -145,7 +167,7 @@ def require_uniform(layers: Mapping[str, LayerSpec], fields: Iterable[str]) -> L
         InvalidRequestError: the group is empty.
     """
     if not layers:
-        raise InvalidRequestError.for_field("layers", "{}", "at least one layer")
+        raise InvalidRequestError.for_field("layers", {}, "at least one layer")
     (first_name, first), *others = layers.items()
     for name, layer in others:
         for field in fields:

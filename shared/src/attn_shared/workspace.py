@@ -17,7 +17,12 @@ class Workspace:
     """
 
     def __init__(self, device: torch.device, *, num_bytes: int = 0) -> None:
-        """Allocate `num_bytes` of zeros on `device`."""
+        """Allocate `num_bytes` of zeros on `device`.
+
+        Raises:
+            InvalidInputError: `num_bytes` is negative.
+        """
+        _require_count(num_bytes)
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._is_frozen = False
 
@@ -36,11 +41,15 @@ class Workspace:
         self._is_frozen = True
 
     def get(self, num_bytes: int) -> torch.Tensor:
-        """Return a uint8 view of at least `num_bytes`; its contents are unspecified.
+        """Return a uint8 view (num_bytes,) of the buffer; its contents are unspecified.
+
+        Views share their memory: whoever gets one uses it before the next `get`. A view that was
+        taken before the buffer grew stays valid and is no longer shared.
 
         Raises:
-            InvalidInputError: the buffer is frozen and too small.
+            InvalidInputError: the buffer is frozen and too small, or `num_bytes` is negative.
         """
+        _require_count(num_bytes)
         if num_bytes > self.num_bytes:
             self._grow(num_bytes)
         return self._buffer[:num_bytes]
@@ -54,3 +63,8 @@ class Workspace:
                 hint="raise the bounds in BuildConfig and build before capturing.",
             )
         self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+
+
+def _require_count(num_bytes: int) -> None:
+    if num_bytes < 0:
+        raise InvalidInputError.for_argument("num_bytes", num_bytes, "an int >= 0")
