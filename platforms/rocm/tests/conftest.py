@@ -97,7 +97,7 @@ def install_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
 
     yield install
     for name in set(sys.modules) - before:
-        if str(STUBS) in str(getattr(sys.modules[name], "__file__", "")):
+        module = sys.modules[name]
+        places = [str(getattr(module, "__file__", "")), *map(str, getattr(module, "__path__", ()))]
+        if any(place.startswith((str(STUBS), str(tmp_path))) for place in places):
             del sys.modules[name]
-    for name in ("flash_attn",):  # a namespace package has no file
-        sys.modules.pop(name, None)

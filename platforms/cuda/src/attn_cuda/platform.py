@@ -25,6 +25,7 @@ from attn_cuda.devices import Visible, facts_of, find_visible, torch_gpus
 from attn_cuda.gpus import DriverReading, Gpu
 from attn_cuda.priorities import PRIORITIES
 from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.device_summary import summarize
 from attn_shared.inventory import VendorSpec
 from attn_shared.platform import Availability, Candidate, Platform
 from attn_shared.ranking import check_vendor, rank
@@ -190,10 +191,5 @@ def _describe(seen: Visible) -> str:
     """Name the devices with their sources; "" where there are none."""
     if not seen.devices:
         return ""
-    counts: dict[str, int] = {}
-    for device in seen.devices:
-        text = f"{device.name} ({device.arch})"
-        counts[text] = counts.get(text, 0) + 1
-    listed = ", ".join(f"{count} x {text}" for text, count in counts.items())
-    notes = [seen.devices[0].notes[0], seen.problem]
-    return "; ".join(filter(None, [listed, *notes]))
+    words = [summarize(seen.devices), seen.devices[0].notes[0], seen.problem]
+    return "; ".join(filter(None, words))

@@ -15,6 +15,7 @@ from attn_rocm.devices import Visible, find_visible, torch_devices
 from attn_rocm.kfd import KfdReading, read_kfd
 from attn_rocm.priorities import PRIORITIES
 from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.device_summary import summarize
 from attn_shared.inventory import VendorSpec
 from attn_shared.platform import Availability, Candidate, Platform
 from attn_shared.ranking import check_vendor, rank
@@ -146,9 +147,5 @@ def _describe(seen: Visible) -> str:
     """Name the devices with their source; "" where there are none."""
     if not seen.devices:
         return ""
-    counts: dict[str, int] = {}
-    for device in seen.devices:
-        text = f"{device.name} ({device.arch})"
-        counts[text] = counts.get(text, 0) + 1
-    listed = ", ".join(f"{count} x {text}" for text, count in counts.items())
-    return "; ".join(filter(None, [listed, seen.devices[0].notes[0], seen.problem]))
+    words = [summarize(seen.devices), *seen.devices[0].notes[:1], seen.problem]
+    return "; ".join(filter(None, words))

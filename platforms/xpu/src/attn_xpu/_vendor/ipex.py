@@ -1,0 +1,66 @@
+"""intel-extension-for-pytorch, whose last release is 2.8."""
+
+from __future__ import annotations
+
+import torch
+
+from attn_shared.inventory import VendorBuild, VendorSpec
+from attn_shared.probing import (
+    build_flags,
+    import_library,
+    installed_version,
+    optional_arguments,
+    require,
+)
+
+__all__ = ["SPEC", "probe"]
+
+SPEC = VendorSpec(
+    name="ipex",
+    distributions=("intel-extension-for-pytorch",),
+    module="intel_extension_for_pytorch",
+    install='pip install "intel-extension-for-pytorch==2.8.*" (Intel\'s index; needs torch 2.8)',
+    probe="attn_xpu._vendor.ipex:probe",
+)
+
+_CALLS = ("flash_attn_varlen_func", "single_query_cached_kv_attention", "reshape_and_cache")
+_OPTIONAL = (
+    *("window_size_left", "window_size", "softcap", "alibi_slopes", "kv_cache_dtype"),
+    *("k_scale", "v_scale", "block_tables"),
+)
+
+
+def probe() -> VendorBuild:
+    """Import the library, if torch is of its version, and say what its paged attention takes.
+
+    With another torch it ends the process while it is imported, so that the versions are compared
+    before. The flag "build" is the label of its version, "xpu" or "cpu".
+
+    Raises:
+        ImportError: torch is of another version, or with the library's own words.
+    """
+    version = installed_version(SPEC.distributions)
+    _check_torch(version, torch.__version__)
+    modules = import_library("intel_extension_for_pytorch.llm.modules")
+    paged = require(modules, "PagedAttention", "too old; its last release is 2.8")
+    calls = {name: getattr(paged, name, None) for name in _CALLS}
+    return VendorBuild(
+        version=version,
+        flags=build_flags({"build": version.partition("+")[2] or "unlabelled"}),
+        kernel_lse_base=None,
+        optional_arguments=optional_arguments(calls, _OPTIONAL),
+    )
+
+
+def _check_torch(version: str, torch_version: str) -> None:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        wanted, found = Version(version), Version(torch_version)
+    except InvalidVersion:
+        return  # a build without a version cannot be compared
+    if wanted.release[:2] != found.release[:2]:
+        raise ImportError(
+            f"intel-extension-for-pytorch {version} needs torch {wanted.major}.{wanted.minor}, "
+            f"and this is torch {torch_version}"
+        )
