@@ -17,14 +17,14 @@ from torch import Tensor
 
 from attn_shared.dtypes import KVQuantMode
 from attn_shared.errors import MetadataError
-from attn_shared.kv_cache import AttentionSpec, KVViews
+from attn_shared.kv_cache import KVViews
 from attn_shared.quantization import dequantize_fp8, dequantize_int8_per_token_head
 from attn_shared.workspace import Workspace
 from attn_torch._plan import GroupTile, RequestTile
 
 __all__ = ["CacheReader", "CallReader", "KeysValues", "gather_blocks", "gather_tokens"]
 
-_SCRATCH_BYTES = 8 * 2**20
+SCRATCH_BYTES = 16 * 2**20
 """From here on a gather goes to scratch memory: the allocator returns blocks of this size to the
 system, and touching fresh pages costs several times the copy."""
 
@@ -43,16 +43,16 @@ class CacheReader:
     """One layer's cache, as one step reads it.
 
     Attributes:
-        spec: the cache's format.
-        views: of the cache tensor, by `spec.split`.
+        views: of the cache tensor, by `AttentionSpec.split`.
+        quant_mode: how entries are quantised.
         dtype: of the result.
         k_scale: key = stored * scale in an fp8 cache; per tensor or (Hkv,).
         v_scale: likewise for values.
         scratch: where large gathers go.
     """
 
-    spec: AttentionSpec
     views: KVViews
+    quant_mode: KVQuantMode
     dtype: torch.dtype
     k_scale: float | Tensor
     v_scale: float | Tensor
@@ -66,12 +66,13 @@ class CacheReader:
             raise MetadataError.for_argument(
                 "metadata", "planned without a block table", "metadata of a builder with a cache"
             )
-        size = self.spec.block_size
+        size = self.views.key.shape[1]
         offset = tile.first_key // size * size
         wanted = slice(tile.first_key - offset, tile.stop_key - offset)
+        places = self._places(tile.blocks.shape[0])
         stored = [
-            None if view is None else self._gather(view, tile.blocks, place)[wanted]
-            for place, view in enumerate(self.views)
+            None if view is None else gather_blocks(view, tile.blocks, out=place)[wanted]
+            for view, place in zip(self.views, places, strict=True)
         ]
         key, value = self._decode(*stored)
         return KeysValues(key.unsqueeze(0), value.unsqueeze(0))
@@ -83,15 +84,17 @@ class CacheReader:
         ]
         return self._decode(*stored)
 
-    def _gather(self, view: Tensor, blocks: Tensor, place: int) -> Tensor:
-        """Gather a view's blocks, keys (place 0) and values (place 1) side by side in scratch."""
-        shape = (blocks.shape[0], *view.shape[1:])
-        num_bytes = prod(shape) * view.dtype.itemsize
-        if place > 1 or num_bytes < _SCRATCH_BYTES:
-            return gather_blocks(view, blocks)
-        share = _rounded_up(num_bytes)
-        buffer = self.scratch.get(2 * share)[place * share : place * share + num_bytes]
-        return gather_blocks(view, blocks, out=buffer)
+    def _places(self, num_blocks: int) -> tuple[Tensor | None, ...]:
+        """Return bytes of scratch for each view's gathered blocks, None for new memory."""
+        sizes = [
+            num_blocks * prod(view.shape[1:]) * view.dtype.itemsize
+            for view in (self.views.key, self.views.value)
+        ]
+        if sum(sizes) < SCRATCH_BYTES:
+            return (None,) * len(self.views)
+        start = _rounded_up(sizes[0])
+        buffer = self.scratch.get(start + _rounded_up(sizes[1]))
+        return (buffer[: sizes[0]], buffer[start : start + sizes[1]], None, None)
 
     def _decode(
         self,
@@ -103,7 +106,7 @@ class CacheReader:
         """Turn stored entries into numbers of the compute dtype."""
         if key is None or value is None:
             raise TypeError("a cache has keys and values")
-        mode = self.spec.quant_mode
+        mode = self.quant_mode
         if mode is KVQuantMode.FP8_PER_TENSOR:
             return KeysValues(
                 dequantize_fp8(key, self.k_scale, self.dtype),
@@ -174,17 +177,33 @@ def gather_tokens(view: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
         offsets: (R, L) int64.
     """
     raw = view.view(torch.uint8) if view.dtype.itemsize == 1 else view
-    num_blocks, size, *tail = raw.shape
-    per_block, per_token = raw.stride()[:2]
-    if _is_dense(raw, first_dim=2) and per_token and per_block % per_token == 0:
-        ratio = per_block // per_token
-        shape = ((num_blocks - 1) * ratio + size, *tail)
-        rows = raw.as_strided(shape, raw.stride()[1:])
-        index = torch.add(offsets, blocks, alpha=ratio)
-        found = rows.index_select(0, index.flatten()).view(*index.shape, *tail)
+    if _is_head_major(raw):
+        found = _select_entries(raw, blocks, offsets)
+    elif _is_dense(raw, first_dim=2) and raw.stride(1) and raw.stride(0) % raw.stride(1) == 0:
+        found = _select_tokens(raw, blocks, offsets)
     else:
         found = raw[blocks, offsets]
     return found.view(view.dtype)
+
+
+def _select_tokens(view: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
+    """Select slots that are dense, each one row, out of blocks on the slots' grid."""
+    num_blocks, size, *tail = view.shape
+    ratio = view.stride(0) // view.stride(1)
+    rows = view.as_strided(((num_blocks - 1) * ratio + size, *tail), view.stride()[1:])
+    index = torch.add(offsets, blocks, alpha=ratio)
+    return rows.index_select(0, index.flatten()).view(*index.shape, *tail)
+
+
+def _select_entries(view: Tensor, blocks: Tensor, offsets: Tensor) -> Tensor:
+    """Select slots of a head-major view, each head's entry one row: (R, L, Hkv, D), head-major."""
+    num_blocks, size, heads, width = view.shape
+    per_block = view.stride(0) // width
+    rows = view.as_strided(((num_blocks - 1) * per_block + heads * size, width), (width, 1))
+    token = torch.add(offsets, blocks, alpha=per_block).unsqueeze(1)
+    head = torch.arange(0, heads * size, size, device=view.device).unsqueeze(1)
+    index = token + head
+    return rows.index_select(0, index.flatten()).view(*index.shape, width).transpose(1, 2)
 
 
 def _select(rows: Tensor, index: Tensor, out: Tensor | None) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
@@ -15,17 +13,18 @@ from attn_shared.spec import LayerSpec
 __all__ = ["CallChecker"]
 
 
-@dataclass(slots=True, eq=False)
 class CallChecker:
-    """Checks the calls of one layer. It costs some microseconds and never synchronises a device.
+    """Checks the calls of one layer. It costs some microseconds and never synchronises a device."""
 
-    Attributes:
-        spec: of the layer.
-        seen_scales: scale tensors on the host whose contents were found to be 1.
-    """
-
-    spec: LayerSpec
-    seen_scales: dict[str, Tensor] = field(default_factory=dict)
+    def __init__(self, spec: LayerSpec) -> None:
+        """Keep what every call of a layer of this description must fulfil."""
+        cache = spec.kv_cache_spec
+        self.spec = spec
+        self._takes_scales = (
+            isinstance(cache, AttentionSpec) and cache.is_quantized and not cache.has_inline_scales
+        )
+        # Scale tensors on the host whose contents were found to be 1.
+        self._seen_scales: dict[str, Tensor] = {}
 
     def check_tensors(
         self, query: Tensor, output: Tensor | None, lse: Tensor | None, num_tokens: int
@@ -155,8 +154,7 @@ class CallChecker:
 
     def _check_scale(self, name: str, scale: float | Tensor) -> None:
         """Hold a scale to the cache's format; contents are read once, and on the host only."""
-        cache = self.spec.kv_cache_spec
-        if isinstance(cache, AttentionSpec) and cache.is_quantized and not cache.has_inline_scales:
+        if self._takes_scales:
             if isinstance(scale, Tensor) and scale.numel() not in (1, self.spec.num_kv_heads):
                 raise InvalidInputError.for_argument(
                     f"layer.{name} shape",
@@ -166,6 +164,7 @@ class CallChecker:
             return
         if self._is_one(name, scale):
             return
+        cache = self.spec.kv_cache_spec
         raise UnsupportedOptionError(
             f"layer.{name}={scale} with a cache that has no such scale"
             f" (kv_cache_dtype={getattr(cache, 'kv_cache_dtype', 'auto')}).",
@@ -175,10 +174,10 @@ class CallChecker:
     def _is_one(self, name: str, scale: float | Tensor) -> bool:
         if not isinstance(scale, Tensor):
             return scale == 1.0
-        if self.seen_scales.get(name) is scale or scale.device.type != "cpu":
+        if self._seen_scales.get(name) is scale or scale.device.type != "cpu":
             return True
         if bool((scale == 1.0).all()):
-            self.seen_scales[name] = scale
+            self._seen_scales[name] = scale
             return True
         return False
 

@@ -80,9 +80,8 @@ class LayerCall:
         for chunk in self._chunks(tile):
             own = slice(chunk.first_row, chunk.stop_row)
             seen = slice(chunk.first_key - tile.first_key, chunk.stop_key - tile.first_key)
-            result, sums = self._attend_chunk(
-                chunk, span, query[:, own], KeysValues(keys.key[:, seen], keys.value[:, seen])
-            )
+            part = KeysValues(keys.key[:, seen], keys.value[:, seen])
+            result, sums = self._attend_chunk(chunk, span, query[:, own], part)
             output[:, own].copy_(result)
             if lse is not None and sums is not None:
                 lse[..., own].copy_(sums)

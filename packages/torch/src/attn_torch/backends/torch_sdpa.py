@@ -16,7 +16,9 @@ from torch import Tensor
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.dtypes import KVQuantMode
 from attn_shared.errors import InvalidInputError
+from attn_shared.kv_cache import AttentionSpec
 from attn_shared.spec import LayerSpec
 from attn_torch._batch import CACHE_FREE
 from attn_torch._cache_reader import CacheReader, CallReader, KeysValues
@@ -85,6 +87,10 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         self._checker = CallChecker(spec)
         self._visibility = visibility_of(spec)
         self._is_cache_free = spec.attn_type in CACHE_FREE
+        cache = spec.kv_cache_spec
+        self._quant_mode = (
+            cache.quant_mode if isinstance(cache, AttentionSpec) else KVQuantMode.NONE
+        )
         # A fused kernel may take the maximum before it scales, so the scale must be positive.
         has_extras = spec.has_sinks or spec.has_alibi or spec.softcap is not None
         self._needs_exact = has_extras or spec.scale <= 0
@@ -148,8 +154,8 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
             return CallReader(key=key, value=value).read
         cache, spec = self._checker.check_cache(kv_cache, device)
         return CacheReader(
-            spec=spec,
             views=spec.split(cache),
+            quant_mode=self._quant_mode,
             dtype=self.spec.dtype,
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
@@ -165,11 +171,14 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         read: Callable[[RequestTile | GroupTile], KeysValues],
     ) -> LayerCall:
         """Choose the path."""
-        spec, device = self.spec, query.device
-        accumulate = accumulator_dtype(device)
-        fused = is_fused(device)
-        # Only float32 operands, and a fallback that widens to float32, meet the process's switch.
-        is_rounded = accumulate is not torch.float32 and (spec.dtype is torch.float32 or not fused)
+        spec = self.spec
+        fused = is_fused(query.device)
+        is_exact = self._needs_exact or lse is not None
+        accumulate = torch.float32
+        # Half-precision operands of a fused kernel never meet the process's float32 switches.
+        if is_exact or spec.dtype is torch.float32 or not fused:
+            accumulate = accumulator_dtype(query.device)
+            is_exact = is_exact or accumulate is not torch.float32
         return LayerCall(
             query=query,
             output=output,
@@ -184,7 +193,7 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
                 sinks=layer.sinks,
                 accumulate=accumulate,
             ),
-            is_exact=self._needs_exact or lse is not None or is_rounded,
+            is_exact=is_exact,
             is_fused=fused,
             is_invariant=spec.batch_invariant,
         )
