@@ -1,0 +1,173 @@
+"""The attention function that transformers' models call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.layer import Attention
+from attn_shared.request import AttentionType
+from attn_shared.selection import Policy
+from attn_transformers.contiguous import attend_cache_free, attend_over_scratch
+from attn_transformers.layers import LayerKey, attention_for
+from attn_transformers.masks import StepMask, step_of
+from attn_transformers.options import Rules, refuse_unserved, rules_of
+from attn_transformers.paged_cache import NewTokens, new_tokens_of
+
+__all__ = ["AttentionFunction"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionFunction:
+    """What one `attn_implementation` name stands for.
+
+    Attributes:
+        policy: which backend, and who named it.
+        is_checked: validate the contents of every batch.
+    """
+
+    policy: Policy
+    is_checked: bool = False
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **extras: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend; the signature is transformers' (AttentionInterface).
+
+        Args:
+            module: the attention module.
+            query: (B, Hq, Tq, D).
+            key: (B, Hkv, Tk, D), heads not repeated; with a `PagedCache` the new tokens alone.
+            value: (B, Hkv, Tk, Dv).
+            attention_mask: what attn's mask function made; None: no padding, and causal as the
+                module says.
+            dropout: refused unless 0.
+            scaling: factor on q.k; None: 1 / sqrt(D).
+            is_causal: for calls without a mask.
+            sliding_window: keys of the window, the query's own included.
+            softcap: cap of the logits.
+            s_aux: (Hq,) sinks.
+            extras: refused by name, unless they are None or known to have no effect.
+
+        Returns:
+            (B, Tq, Hq, Dv) with zeros for padding, and None for the weights.
+
+        Raises:
+            UnsupportedOptionError: an option that is not served.
+            InvalidInputError: shapes that do not fit each other.
+            NoBackendError: no backend serves the layer on this device.
+        """
+        refuse_unserved(extras, dropout)
+        _refuse_tracing(query, key, value)
+        step = None if attention_mask is None else step_of(attention_mask)
+        note = new_tokens_of(key, value)
+        _check_shapes(query, key, value, step, note)
+        rules = rules_of(
+            module,
+            step,
+            is_causal=is_causal,
+            sliding_window=sliding_window,
+            query_len=query.shape[2],
+        )
+        layer_key = self._key_of(query, key, value, rules, scaling, softcap, s_aux, note)
+        attention = attention_for(layer_key, module, s_aux)
+        output = _attend(attention, layer_key, query, key, value, step, note)
+        return output, None
+
+    def _key_of(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rules: Rules,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        note: NewTokens | None,
+    ) -> LayerKey:
+        is_cache_free = note is None and not rules.is_causal
+        return LayerKey(
+            policy=self.policy,
+            is_checked=self.is_checked,
+            device=query.device,
+            dtype=query.dtype,
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_size=query.shape[3],
+            head_size_v=value.shape[3],
+            scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            window=rules.window,
+            softcap=softcap,
+            has_sinks=sinks is not None,
+            is_causal=rules.is_causal,
+            attn_type=AttentionType.ENCODER_ONLY if is_cache_free else AttentionType.DECODER,
+            block_size=None if note is None else note.cache.block_size,
+            kv_cache_dtype="auto" if note is None else note.cache.kv_cache_dtype,
+        )
+
+
+def _attend(
+    attention: Attention,
+    layer_key: LayerKey,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: StepMask | None,
+    note: NewTokens | None,
+) -> torch.Tensor:
+    if note is not None:
+        return note.cache.attend(note, layer_key, attention, query, key, value, step)
+    run = attend_over_scratch if layer_key.is_causal else attend_cache_free
+    return run(attention, layer_key, query, key, value, step)
+
+
+def _refuse_tracing(*states: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in states):
+        raise UnsupportedOptionError(
+            "gradients are asked for; backends of attn are for inference.",
+            hint="run the model inside torch.no_grad() or torch.inference_mode().",
+        )
+    if torch.compiler.is_compiling():
+        raise UnsupportedOptionError(
+            "the model is being compiled; attn's attention function plans each step on the host.",
+            hint="run the model uncompiled, or compile it with another attn_implementation.",
+        )
+
+
+def _check_shapes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: StepMask | None,
+    note: NewTokens | None,
+) -> None:
+    if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[:3] != value.shape[:3]:
+        shapes = f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        raise InvalidInputError.for_argument(
+            "shapes of query, key and value", shapes, "(B, Hq, Tq, D), (B, Hkv, Tk, D) and Dv"
+        )
+    if step is None:
+        return
+    handed_len = step.query_len if note is not None else step.handed_len
+    if (query.shape[2], key.shape[2]) != (step.query_len, handed_len):
+        raise InvalidInputError.for_argument(
+            "(queries, keys) per row",
+            (query.shape[2], key.shape[2]),
+            f"({step.query_len}, {handed_len}), which the mask was made for",
+            hint="a PagedCache needs a model that passes its keys on unchanged.",
+        )

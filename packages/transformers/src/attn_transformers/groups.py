@@ -1,0 +1,244 @@
+"""The layers of a model that are alike, over blocks of their own: one block table for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.kv_cache import AttentionSpec
+from attn_shared.layer import Attention, StepPlan
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_transformers.blocks import BlockPool, BlockTables, Copies
+from attn_transformers.layers import LayerKey
+from attn_transformers.masks import StepMask
+from attn_transformers.tokens import Tokens, has_gap
+
+__all__ = ["LayerGroup", "Turn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """One forward pass, as all layers of a group run it.
+
+    Attributes:
+        start, stop: places of the pass, padding included.
+        tokens: which of them hold real tokens.
+        plan: the batch and the backend's plan; None where every place is padding.
+    """
+
+    start: int
+    stop: int
+    tokens: Tokens
+    plan: StepPlan | None
+
+
+class LayerGroup:
+    """Block tables, pool and one cache tensor per layer.
+
+    Attributes:
+        key: what the layers have in common.
+        num_places: places of each row that were fed so far, padding included.
+        pool: the group's blocks.
+        caches: layer index -> cache tensor.
+    """
+
+    def __init__(self, key: LayerKey, attention: Attention, max_blocks: int | None) -> None:
+        """Start empty.
+
+        Raises:
+            UnsupportedOptionError: the backend keeps no paged cache of keys and values.
+        """
+        spec = attention.kv_cache_spec
+        if not isinstance(spec, AttentionSpec):
+            raise UnsupportedOptionError(f"{attention.selection.chosen} has no paged cache.")
+        self.key = key
+        self.spec = spec
+        self.num_places = 0
+        self.pool = BlockPool(max_blocks)
+        self.caches: dict[int, torch.Tensor] = {}
+        self._tables: BlockTables | None = None
+        self._padding: torch.Tensor | None = None  # (B, num_places) bool, True for real; or none
+        self._turn: Turn | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the pass out of copies: it belongs to the backend, and ends with it."""
+        return self.__dict__ | {"_turn": None}
+
+    def turn(
+        self,
+        attention: Attention,
+        step: StepMask | None,
+        *,
+        batch_size: int,
+        start: int,
+        count: int,
+        keeps_past: bool,
+    ) -> Turn:
+        """Return the pass that feeds places start to start + count, begun by its first layer.
+
+        Args:
+            attention: a layer of the group.
+            step: the pass's rules; None: no padding.
+            batch_size: rows.
+            start: places fed before.
+            count: places fed now.
+            keeps_past: keep blocks that have left the window, since places may be cropped.
+
+        Raises:
+            InvalidInputError: rows, places or padding do not continue what was fed before.
+        """
+        turn = self._turn
+        if turn is not None and (turn.start, turn.stop) == (start, start + count):
+            return turn
+        if start != self.num_places:
+            raise InvalidInputError.for_argument(
+                "tokens in the cache",
+                start,
+                f"{self.num_places}, what the other layers of this kind have seen",
+                hint="call PagedCache.reset() after a forward pass that failed.",
+            )
+        tables = self._tables_of(batch_size)
+        is_real = self._padding_of(step, batch_size, start + count)
+        tokens = Tokens.all_of(batch_size, count)
+        if is_real is not None:
+            tokens = Tokens.where(is_real[:, start:], attention.device)
+        if not keeps_past and self.key.window[0] is not None:
+            tables.leave([length - self.key.window[0] for length in tables.lengths])
+        tables.append(tokens.lengths)
+        self._padding, self.num_places = is_real, start + count
+        plan = self._plan(attention, tables, tokens) if tokens.count else None
+        self._turn = Turn(start=start, stop=start + count, tokens=tokens, plan=plan)
+        return self._turn
+
+    def _tables_of(self, batch_size: int) -> BlockTables:
+        if self._tables is None or self.num_places == 0:
+            self._tables = BlockTables(batch_size, self.spec.block_size, self.pool)
+        if len(self._tables) != batch_size:
+            raise InvalidInputError.for_argument(
+                "batch size", batch_size, f"{len(self._tables)}, the rows of this PagedCache"
+            )
+        return self._tables
+
+    def _padding_of(
+        self, step: StepMask | None, batch_size: int, stop: int
+    ) -> torch.Tensor | None:
+        """Return which of the first `stop` places are real; the past must be what it was."""
+        now = None if step is None else step.is_real
+        if step is not None and (step.key_start, step.key_len) != (0, stop):
+            raise InvalidInputError.for_argument(
+                "places of the mask", f"{step.key_start} to {step.key_len}", f"0 to {stop}"
+            )
+        if now is None and self._padding is None:
+            return None
+        full = torch.ones((batch_size, stop), dtype=torch.bool) if now is None else now
+        past = full[:, : self.num_places]
+        before = torch.ones_like(past) if self._padding is None else self._padding
+        if not torch.equal(past, before):
+            raise InvalidInputError.for_argument(
+                "attention_mask",
+                "other in its past than when those tokens were fed",
+                "the earlier mask with new columns on its right",
+            )
+        if self.key.window != (None, None) and has_gap(full):
+            raise UnsupportedOptionError(
+                f"a sliding window of {self.key.window} over padding between real tokens of a row.",
+                hint="pad on the left.",
+            )
+        return full
+
+    def _plan(self, attention: Attention, tables: BlockTables, tokens: Tokens) -> StepPlan:
+        active = [row for row, length in enumerate(tokens.lengths) if length]
+        common = CommonAttentionMetadata.from_lengths(
+            query_lens=[tokens.lengths[row] for row in active],
+            seq_lens=[tables.lengths[row] for row in active],
+            block_table=tables.tensor(active),
+            block_size=self.spec.block_size,
+            device=attention.device,
+            causal=self.key.is_causal,
+        )
+        return attention.plan(common, num_blocks=self.pool.capacity)
+
+    def cache_of(self, layer: int) -> torch.Tensor:
+        """Return the layer's cache tensor, as large as the pool."""
+        cache = self.caches.get(layer)
+        if cache is None or cache.shape[0] < self.pool.capacity:
+            grown = self.spec.allocate(self.pool.capacity, self.key.device)
+            if cache is not None:
+                grown[: cache.shape[0]] = cache
+            self.caches[layer] = cache = grown
+        return cache
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the cache tensors."""
+        return sum(len(cache) * self.spec.page_size_bytes for cache in self.caches.values())
+
+    @property
+    def peak_used_bytes(self) -> int:
+        """Bytes of the most blocks that were held at one time, over all layers."""
+        return self.pool.peak_used * self.spec.page_size_bytes * len(self.caches)
+
+    def lost_tokens(self, places: int) -> list[int]:
+        """Return the real tokens of each row among the last `places`.
+
+        Raises:
+            UnsupportedOptionError: what a window would then show was given back.
+        """
+        if self._tables is None:
+            return []
+        counts = [places] * len(self._tables)
+        if self._padding is not None and places:
+            counts = self._padding[:, -places:].sum(1).tolist()
+        if not self._tables.can_shorten(counts, self.key.window[0]):
+            raise UnsupportedOptionError(
+                f"crop by {places}: what the window of {self.key.window} would show again was "
+                "given back.",
+                hint="call cache.activate_past_recording() before the tokens are fed.",
+            )
+        return counts
+
+    def crop(self, places: int) -> None:
+        """Forget the last `places` of every row."""
+        counts = self.lost_tokens(places)
+        self._turn = None
+        if self._tables is not None and places:
+            self._copy(self._tables.shorten(counts))
+            self.num_places -= places
+            if self._padding is not None:
+                self._padding = self._padding[:, : self.num_places]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Make row i what row rows[i] was: beam search, and repeating or choosing rows."""
+        self._turn = None
+        if self._tables is None:
+            return
+        self._copy(self._tables.select(rows))
+        if self._padding is not None:
+            self._padding = self._padding[list(rows)]
+
+    def clear(self) -> None:
+        """Forget everything; the tensors stay, zeroed."""
+        if self._tables is not None:
+            self._tables.clear()
+        self._tables = self._padding = self._turn = None
+        self.num_places = 0
+        for cache in self.caches.values():
+            cache.zero_()
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows, or None before the first pass."""
+        return None if self._tables is None else len(self._tables)
+
+    def _copy(self, copies: Copies) -> None:
+        """Copy blocks in every layer."""
+        if not copies:
+            return
+        sources, targets = (torch.tensor(ids, device=self.key.device) for ids in zip(*copies))
+        for layer in self.caches:
+            cache = self.cache_of(layer)
+            cache[targets] = cache[sources]

@@ -1,0 +1,370 @@
+"""A transformers cache whose keys and values lie in blocks.
+
+transformers hands a step's keys and values to the cache, takes back what the attention function is
+to see, and calls that function. `PagedCache.update` gives back the same new tensors, with a note
+of the layer and place they belong to; the attention function finds the note and lets the cache
+write them to blocks and attend there. The past is never gathered, repeated or concatenated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    get_layer_types_and_kwargs,
+)
+
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.layer import Attention
+from attn_transformers.groups import LayerGroup
+from attn_transformers.layers import LayerKey
+from attn_transformers.masks import StepMask
+
+__all__ = ["CacheUsage", "NewTokens", "PagedCache", "new_tokens_of"]
+
+_ATTRIBUTE = "attn_new_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUsage:
+    """Memory of a `PagedCache`.
+
+    Attributes:
+        allocated_bytes: bytes of its tensors.
+        used_blocks: blocks that rows hold, over all kinds of layers.
+        peak_used_blocks: the most that were held at one time.
+        peak_used_bytes: their bytes in all layers.
+        block_size: tokens per block, of the first kind of layers; None before the first pass.
+    """
+
+    allocated_bytes: int
+    used_blocks: int
+    peak_used_blocks: int
+    peak_used_bytes: int
+    block_size: int | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NewTokens:
+    """The note on keys and values that a cache was handed in this pass.
+
+    Attributes:
+        cache: the cache.
+        layer: index of the layer.
+        start: places that the layer had seen before.
+        count: places handed in.
+        is_written: whether they are in their blocks.
+    """
+
+    cache: PagedCache
+    layer: int
+    start: int
+    count: int
+    is_written: bool = False
+
+
+def new_tokens_of(key: torch.Tensor, value: torch.Tensor) -> NewTokens | None:
+    """Return the note that keys and values carry, None if they come from no `PagedCache`.
+
+    Raises:
+        UnsupportedOptionError: only one of the two carries it, or each another's.
+    """
+    notes = [getattr(states, _ATTRIBUTE, None) for states in (key, value)]
+    if notes[0] is not notes[1]:
+        raise UnsupportedOptionError(
+            "the model changed keys or values after it put them into the PagedCache.",
+            hint="leave out the PagedCache for this model.",
+        )
+    return notes[0]
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """What transformers asks of one layer: how many places it has seen, padding included."""
+
+    is_sliding = False  # it hands no shortened past to anyone: windows are applied by backends
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, **_options: Any) -> None:
+        """Start with nothing seen."""
+        super().__init__()
+        self.num_places = 0
+        self.record_past = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: blocks are allocated when the layer attends."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count the places; returns what it was given."""
+        self.num_places += key_states.shape[-2]
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """Return the places seen so far."""
+        return self.num_places
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (keys after this pass, index of the first)."""
+        return self.num_places + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Return -1: there is no greatest length."""
+        return -1
+
+    def activate_past_recording(self) -> None:
+        """Keep what leaves a window from now on, so that `crop` can bring it back."""
+        self.record_past = True
+
+
+class PagedCache(Cache):  # type: ignore[misc]
+    """Keys and values of a model's layers in blocks, for attn_implementation="attn".
+
+        cache = PagedCache()
+        model.generate(**inputs, cache=cache)
+
+    Rows take blocks as they grow and share those that they have in common: beams, repeated rows.
+    Padding is never stored. Layers with a window give back the blocks that have left it. Models
+    that alternate kinds of layers get a pool of blocks per kind.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        block_size: int | None = None,
+        kv_cache_dtype: str = "auto",
+        max_blocks: int | None = None,
+    ) -> None:
+        """Start empty; everything else is known when the first layer attends.
+
+        Args:
+            config: the model's configuration; needed only by models that have layers with other
+                state beside attention (convolutions, linear attention).
+            block_size: tokens per block; None: the backend's choice.
+            kv_cache_dtype: format of the blocks: "auto" is that of the model, and
+                `attn_shared.dtypes.KV_CACHE_DTYPES` lists others.
+            max_blocks: most blocks per kind of layers; None: as many as it takes.
+
+        Raises:
+            UnsupportedOptionError: the model has layers with a state that is not kept here.
+        """
+        if config is None:
+            super().__init__(layer_class_to_replicate=PagedLayer)
+        else:
+            super().__init__(layers=_layers_of(config))
+        self.block_size = block_size
+        self.kv_cache_dtype = kv_cache_dtype
+        self.max_blocks = max_blocks
+        self._groups: dict[LayerKey, LayerGroup] = {}
+        self._group_of: dict[int, LayerGroup] = {}
+        self._pending: NewTokens | None = None
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note where new keys (B, Hkv, T, D) and values (B, Hkv, T, Dv) belong.
+
+        Returns:
+            The same two tensors, for attn's attention function, which writes them.
+
+        Raises:
+            UnsupportedOptionError: another attention function got those of the layer before.
+        """
+        self._refuse_pending()
+        start = self.get_seq_length(layer_idx)
+        key_states, value_states = super().update(key_states, value_states, layer_idx)
+        if isinstance(self.layers[layer_idx], PagedLayer):
+            count = key_states.shape[-2]
+            note = NewTokens(cache=self, layer=layer_idx, start=start, count=count)
+            for states in (key_states, value_states):
+                setattr(states, _ATTRIBUTE, note)
+            self._pending = note
+        return key_states, value_states
+
+    def attend(
+        self,
+        note: NewTokens,
+        key_of_layer: LayerKey,
+        attention: Attention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        step: StepMask | None,
+    ) -> torch.Tensor:
+        """Write a layer's new tokens and attend to all of its tokens.
+
+        Args:
+            note: what `update` noted; where its tokens are written already (a layer that shares
+                another's), they are only read.
+            key_of_layer: the layer's kind.
+            attention: the layer.
+            query: (B, Hq, T, D).
+            key: (B, Hkv, T, D).
+            value: (B, Hkv, T, Dv).
+            step: the pass's rules; None: no padding.
+
+        Returns:
+            (B, T, Hq, Dv); padding gets zeros.
+        """
+        if query.shape[2] != note.count:
+            raise InvalidInputError.for_argument(
+                "queries per row", query.shape[2], f"{note.count}, the tokens put into the cache"
+            )
+        group = self._group(note.layer, key_of_layer, attention)
+        turn = group.turn(
+            attention,
+            step,
+            batch_size=query.shape[0],
+            start=note.start,
+            count=note.count,
+            keeps_past=self.layers[note.layer].record_past,
+        )
+        self._pending = None
+        output = query.new_zeros((turn.tokens.count, query.shape[1], value.shape[3]))
+        if turn.plan is not None:
+            new = (None, None)
+            if not note.is_written:
+                new = (turn.tokens.gather(key), turn.tokens.gather(value))
+            blocks = group.cache_of(note.layer)
+            attention.forward(turn.tokens.gather(query), *new, blocks, turn.plan, output)
+        note.is_written = True
+        return turn.tokens.scatter(output)
+
+    def _group(self, layer: int, key: LayerKey, attention: Attention) -> LayerGroup:
+        group = self._group_of.get(layer)
+        if group is None:
+            if key not in self._groups:
+                self._groups[key] = LayerGroup(key, attention, self.max_blocks)
+            group = self._group_of[layer] = self._groups[key]
+        if group.key != key:
+            raise UnsupportedOptionError(
+                f"layer {layer} of this PagedCache was {group.key} and now is {key}.",
+                hint="use a PagedCache with one model and one attn_implementation.",
+            )
+        return group
+
+    def _refuse_pending(self) -> None:
+        if self._pending is None:
+            return
+        raise UnsupportedOptionError(
+            f"keys of layer {self._pending.layer} were put into this PagedCache and never reached "
+            "attn's attention function: the model runs another one, changes keys on the way, or "
+            "failed before.",
+            hint='load the model with attn_implementation="attn" after '
+            "attn_transformers.register(); after a failed pass call cache.reset().",
+        )
+
+    def usage(self) -> CacheUsage:
+        """Return how much memory it takes, and took at most."""
+        groups = list(self._groups.values())
+        return CacheUsage(
+            allocated_bytes=sum(group.num_bytes for group in groups),
+            used_blocks=sum(group.pool.num_used for group in groups),
+            peak_used_blocks=sum(group.pool.peak_used for group in groups),
+            peak_used_bytes=sum(group.peak_used_bytes for group in groups),
+            block_size=groups[0].spec.block_size if groups else None,
+        )
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Make row i what row beam_idx[i] was: (B,) integers."""
+        self._select(beam_idx.tolist())
+        for layer in self._other_layers():
+            layer.reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row; full blocks are shared, not copied."""
+        size = self._num_rows()
+        self._select([row for row in range(size) for _ in range(repeats)])
+        for layer in self._other_layers():
+            layer.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep rows: (N,) integers or (B,) bool."""
+        self._select(torch.arange(self._num_rows())[indices.cpu()].tolist())
+        for layer in self._other_layers():
+            layer.batch_select_indices(indices)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last -tokens_to_remove places of every row.
+
+        Args:
+            tokens_to_remove: 0 or negative, as transformers counts.
+
+        Raises:
+            InvalidInputError: a positive number, or more places than there are.
+            UnsupportedOptionError: a window would show again what was given back.
+        """
+        if not 0 <= -tokens_to_remove <= self.get_seq_length():
+            raise InvalidInputError.for_argument(
+                "tokens_to_remove", tokens_to_remove, f"-{self.get_seq_length()} to 0"
+            )
+        self._refuse_pending()
+        for group in self._groups.values():
+            group.lost_tokens(-tokens_to_remove)  # refuse before anything is changed
+        for group in self._groups.values():
+            group.crop(-tokens_to_remove)
+        for layer in self.layers:
+            if isinstance(layer, PagedLayer):
+                layer.num_places = max(0, layer.num_places + tokens_to_remove)
+            else:
+                layer.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget everything, also after a pass that failed; memory is kept for the next use."""
+        self._pending = None
+        for group in self._groups.values():
+            group.clear()
+        for layer in self.layers:
+            if isinstance(layer, PagedLayer):
+                layer.num_places = 0
+            else:
+                layer.reset()
+
+    def _select(self, rows: Sequence[int]) -> None:
+        self._refuse_pending()
+        for group in self._groups.values():
+            group.select(rows)
+
+    def _num_rows(self) -> int:
+        sizes = [group.batch_size for group in self._groups.values() if group.batch_size]
+        return sizes[0] if sizes else 0
+
+    def _other_layers(self) -> list[Any]:
+        return [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+
+
+def _layers_of(config: Any) -> list[Any]:
+    """Return a layer of the right kind for each layer of a model.
+
+    Raises:
+        UnsupportedOptionError: a kind of layer whose state has no place here.
+    """
+    kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    layers = []
+    for kind, layer_options in zip(kinds, options, strict=True):
+        layer_class = DYNAMIC_LAYER_TYPE_MAPPING.get(kind)
+        if layer_class in (DynamicLayer, DynamicSlidingWindowLayer):
+            layers.append(PagedLayer())
+        elif layer_class is None or issubclass(layer_class, DynamicLayer):
+            raise UnsupportedOptionError(
+                f"PagedCache keeps no state of layers of type {kind!r}.",
+                hint="let generate() make transformers' own cache.",
+            )
+        else:
+            layers.append(layer_class(**layer_options))
+    return layers
