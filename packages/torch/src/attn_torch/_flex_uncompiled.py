@@ -18,6 +18,7 @@ from attn_torch._flex_call import FlexResult, call_uncompiled
 from attn_torch._flex_masks import score_mod, see
 from attn_torch._flex_table import PagedTable
 from attn_torch._flex_tiles import Tile, TileRows, cut, facts_of
+from attn_torch._precision import accumulator_dtype
 from attn_torch._spans import Span
 from attn_torch._visibility import Visibility
 
@@ -114,10 +115,13 @@ class DensePlan:
         def is_visible(tile: Tensor, head: Tensor, row: Tensor, place: Tensor) -> Tensor:
             return mask[tile, row // group, place]
 
+        dtype = query.dtype
+        if dtype is torch.float32:
+            dtype = accumulator_dtype(query.device)
         return call_uncompiled(
-            self.rows.take(query, num_kv_heads),
-            self.slots.read(key, query.dtype).transpose(1, 2),
-            self.slots.read(value, query.dtype).transpose(1, 2),
+            self.rows.take(query, num_kv_heads).to(dtype),
+            self.slots.read(key, dtype).transpose(1, 2),
+            self.slots.read(value, dtype).transpose(1, 2),
             mask_mod=is_visible,
             score_mod=score_mod(
                 softcap=softcap,
