@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum, auto
 from typing import Any, TypeVar
 
+from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS
 from attn_shared.registry import DEFAULT_REGISTRY, BackendKind
 
 __all__ = ["AttentionBackendEnum", "MambaAttentionBackendEnum", "register_backend"]
@@ -17,9 +18,7 @@ class _RegisteredName(StrEnum):
     """What the two enums share: a member's value is its name, looked up in the open registry."""
 
     @staticmethod
-    def _generate_next_value_(
-        name: str, start: int, count: int, last_values: list[str]
-    ) -> str:
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[str]) -> str:
         return name
 
     @classmethod
@@ -36,7 +35,8 @@ class _RegisteredName(StrEnum):
             BackendNotProvidedError: nothing installed provides it.
         """
         path = DEFAULT_REGISTRY.get(self.value, self._kind()).path
-        return path if include_classname else path.partition(":")[0]
+        module, _, _ = path.partition(":")
+        return path if include_classname else module
 
     def get_class(self) -> type[Any]:
         """Return the class that provides this name, importing it."""
@@ -117,13 +117,14 @@ def register_backend(
         @register_backend("MY_ATTN")
         class MyBackend(AttentionBackend): ...
 
-    The registry (attention or recurrent) follows from the name's type: a member of
-    `MambaAttentionBackendEnum` goes to the recurrent one, everything else to attention.
+    The registry follows from the name: a member of `MambaAttentionBackendEnum`, and a name that
+    only recurrent backends have, goes to the recurrent one, everything else to attention.
 
     Raises:
-        DuplicateNameError: the name was registered this way before and not cleared.
+        BackendDefinitionError: the class cannot serve under this name.
+        DuplicateNameError: the name was registered for another path and not cleared.
     """
-    kind: BackendKind = "mamba" if isinstance(name, MambaAttentionBackendEnum) else "attention"
+    kind = _kind_of(name)
     if target is not None:
         DEFAULT_REGISTRY.register(str(name), target, kind=kind)
 
@@ -133,3 +134,9 @@ def register_backend(
         return cls
 
     return decorate
+
+
+def _kind_of(name: str | StrEnum) -> BackendKind:
+    is_recurrent = name in KNOWN_MAMBA_BACKENDS and name not in KNOWN_BACKENDS
+    is_member = isinstance(name, MambaAttentionBackendEnum)
+    return "mamba" if is_member or is_recurrent else "attention"

@@ -7,21 +7,31 @@ fails to load disables itself only, and its failure is kept to be shown.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
-from attn_shared.backend import AttentionBackend
+from attn_shared._plugins import (
+    API_VERSION,
+    BackendKind,
+    LoadFailure,
+    Registration,
+    api_problem,
+    backend_problem,
+    distribution_of,
+    import_path,
+    path_of,
+)
 from attn_shared.device import Vendor
 from attn_shared.errors import (
-    AttnError,
+    BackendDefinitionError,
     BackendNotProvidedError,
     DuplicateNameError,
+    PlatformMissingError,
     PluginError,
     UnknownNameError,
+    nearest_name,
+    own_words,
 )
 from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS, KnownBackend
 from attn_shared.platform import Platform
@@ -38,50 +48,25 @@ __all__ = [
     "api_problem",
 ]
 
-API_VERSION = 1
-"""Version of the interface in `attn_shared.backend`; a backend declares the range it fits."""
-
 PLATFORM_GROUP = "attn.platforms"
 BACKEND_GROUP = "attn.backends"
 
-BackendKind = Literal["attention", "mamba"]
+_KNOWN = {"attention": KNOWN_BACKENDS, "mamba": KNOWN_MAMBA_BACKENDS}
 
+_PLATFORM_DISTRIBUTIONS = {
+    Vendor.NVIDIA: "attn-cuda",
+    Vendor.AMD: "attn-rocm",
+    Vendor.INTEL: "attn-xpu",
+    Vendor.CPU: "attn-cpu",
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """One registered backend: a class, or the path of one that is loaded when needed.
-
-    Attributes:
-        name: the backend's name.
-        path: "package.module:Class".
-        source: the distribution with its version, or where `register_backend` was called for.
-        cls: the class, where it was given.
-    """
-
-    name: str
-    path: str
-    source: str
-    cls: type[Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFailure:
-    """A plugin that could not be used, with its own words."""
-
-    entry_point: str
-    distribution: str
-    version: str
-    error: str
-
-    def __str__(self) -> str:
-        """Read as one line."""
-        return f"{self.entry_point} of {self.distribution} {self.version}: {self.error}"
+_Key = tuple[BackendKind, str]
 
 
 class BackendRegistry:
     """Names of backends and platforms of this process.
 
-    `generation` grows with every change, so that a cache in front of selection can tell.
+    `generation` grows with every registration, so that a cache in front of selection can tell.
     """
 
     def __init__(
@@ -95,24 +80,32 @@ class BackendRegistry:
         """
         self.generation = 0
         self._entry_points = entry_points or _installed_entry_points
-        self._registered: dict[tuple[BackendKind, str], Registration] = {}
-        self._overrides: dict[tuple[BackendKind, str], Registration] = {}
-        self._duplicates: dict[tuple[BackendKind, str], str] = {}
+        self._registered: dict[_Key, Registration] = {}
+        self._installed: dict[_Key, list[Registration]] | None = None
         self._platforms: dict[str, Platform] | None = None
-        self._failures: dict[str, LoadFailure] = {}
-        self._is_discovered = False
+        self._loaded: dict[Registration, type[Any]] = {}
+        self._failures: dict[object, LoadFailure] = {}
 
     # Backends
 
     def names(self, kind: BackendKind = "attention") -> tuple[str, ...]:
         """Return the names that some distribution or registration provides."""
-        self._discover()
-        keys = {**self._registered, **self._overrides}
+        keys = {*self._discovered(), *self._registered}
         return tuple(sorted(name for owner, name in keys if owner == kind))
 
     def third_party_names(self) -> tuple[str, ...]:
-        """Return the attention backends that are not among the field's known names."""
-        return tuple(name for name in self.names() if name not in KNOWN_BACKENDS)
+        """Return the attention backends that no platform is expected to offer.
+
+        Those are the ones that the field does not know, those that it knows and attn does not plan
+        to provide ("CUSTOM"), and whatever was registered in this process.
+        """
+        return tuple(
+            name
+            for name in self.names()
+            if self.is_overridden(name)
+            or name not in KNOWN_BACKENDS
+            or not KNOWN_BACKENDS[name].is_planned
+        )
 
     def unprovided(self, vendor: Vendor) -> dict[str, KnownBackend]:
         """Return the known names for a vendor's devices that nothing installed provides."""
@@ -124,59 +117,78 @@ class BackendRegistry:
         }
 
     def get(self, name: str, kind: BackendKind = "attention") -> Registration:
-        """Return the registration of a name, an override before the original.
+        """Return the registration of a name, one of this process before an installed one.
 
         Raises:
             DuplicateNameError: two distributions claim the name.
             BackendNotProvidedError: the field knows the name, and nothing installed provides it.
             UnknownNameError: nobody knows the name.
         """
-        self._discover()
         key = (kind, name)
-        if key in self._overrides:
-            return self._overrides[key]
-        if key in self._duplicates:
-            raise DuplicateNameError(
-                self._duplicates[key], hint="uninstall one of the two distributions."
-            )
         if key in self._registered:
             return self._registered[key]
-        known = (KNOWN_BACKENDS if kind == "attention" else KNOWN_MAMBA_BACKENDS).get(name)
+        installed = self._discovered().get(key, [])
+        if len(installed) > 1:
+            claims = " and ".join(f"{found.source} ({found.path})" for found in installed)
+            raise DuplicateNameError(
+                f"backend {name} is provided by {claims}.",
+                hint="uninstall all but one of these distributions.",
+            )
+        if installed:
+            return installed[0]
+        raise self._unknown(name, kind)
+
+    def _unknown(self, name: str, kind: BackendKind) -> UnknownNameError:
+        provided = self.names(kind)
+        known = _KNOWN[kind].get(name)
         if known is not None:
-            raise _not_provided(name, known, self.names(kind))
-        raise UnknownNameError.for_name("backend", name, self.names(kind))
+            return BackendNotProvidedError(
+                f"backend {name!r} is known and not provided by any installed distribution "
+                f"({known.family}, {known.kernels}; {_plan(known)}); provided: "
+                f"{', '.join(provided) or '(none)'}."
+            )
+        near = nearest_name(name, {*provided, *_KNOWN[kind]})
+        hint = f"did you mean {near!r}?" if near else ""
+        if near and near not in provided:
+            hint = f"did you mean {near!r}, which no installed distribution provides?"
+        return UnknownNameError.for_name("backend", name, provided, hint=hint)
 
     def load(self, name: str, kind: BackendKind = "attention") -> type[Any]:
         """Return the class behind a name, importing it if need be.
 
+        An import is tried once: a failure is kept until the name is registered anew.
+
         Raises:
             PluginError: it cannot be imported, is not a backend, or fits another interface.
+            UnknownNameError, DuplicateNameError: as `get`.
         """
         registration = self.get(name, kind)
-        if registration.cls is not None:
-            return registration.cls
+        if registration in self._loaded:
+            return self._loaded[registration]
+        if registration in self._failures:
+            raise _plugin_error(name, self._failures[registration])
         # A plugin may raise anything while it is imported; that is its own failure only.
         try:
-            cls = _import_path(registration.path)
-        except Exception as error:
-            raise self._failed(registration, error) from error
-        if kind == "attention":
-            problem = _problem_of(cls, name)
-            if problem:
-                raise self._failed(registration, problem)
+            cls = registration.cls or import_path(registration.path)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._failed(registration, own_words(error)) from error
+        problem = backend_problem(cls, name) if kind == "attention" else None
+        if problem is not None:
+            raise self._failed(registration, problem)
+        self._loaded[registration] = cls
         return cls
 
-    def _failed(self, registration: Registration, error: Exception | str) -> PluginError:
-        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        distribution, _, version = registration.source.partition(" ")
+    def _failed(self, registration: Registration, words: str) -> PluginError:
         failure = LoadFailure(
             entry_point=f"{registration.name} = {registration.path}",
-            distribution=distribution,
-            version=version,
+            distribution=registration.distribution,
+            version=registration.version,
             error=words,
         )
-        self._failures[registration.name] = failure
-        return PluginError(f"backend {registration.name} failed to load: {failure}")
+        self._failures[registration] = failure
+        return _plugin_error(registration.name, failure)
 
     def register(
         self,
@@ -186,7 +198,10 @@ class BackendRegistry:
         kind: BackendKind = "attention",
         source: str = "register_backend",
     ) -> None:
-        """Provide a name, or override the installed provider of one.
+        """Provide a name in this process, before an installed provider of it.
+
+        A class of the same path takes the place of the one before, as a notebook's cell does that
+        is run again.
 
         Args:
             name: the backend's name.
@@ -195,38 +210,46 @@ class BackendRegistry:
             source: who registers, for messages.
 
         Raises:
-            DuplicateNameError: the name was registered this way before and not cleared.
+            BackendDefinitionError: the class cannot serve under this name.
+            DuplicateNameError: the name was registered for another path and not cleared.
+            InvalidInputError: the path has another form.
         """
-        self._discover()
-        key = (kind, name)
-        if key in self._overrides and self._overrides[key].path != _path_of(target):
+        path, cls = path_of(target), None if isinstance(target, str) else target
+        problem = backend_problem(cls, name) if cls and kind == "attention" else None
+        if problem is not None:
+            raise BackendDefinitionError(f"backend {name} cannot be registered: {problem}.")
+        before = self._registered.get((kind, name))
+        if before is not None and before.path != path:
             raise DuplicateNameError(
-                f"{name} is already registered as {self._overrides[key].path} by "
-                f"{self._overrides[key].source}.",
+                f"backend {name} is already registered as {before.path} by {before.source}.",
                 hint=f"call clear_override({name!r}) first.",
             )
-        self._overrides[key] = Registration(
-            name=name,
-            path=_path_of(target),
-            source=source,
-            cls=None if isinstance(target, str) else target,
+        self.clear_override(name, kind)
+        self._registered[kind, name] = Registration(
+            name=name, path=path, distribution=source, cls=cls
         )
         self.generation += 1
 
     def is_overridden(self, name: str, kind: BackendKind = "attention") -> bool:
         """Whether `register` replaced or added this name."""
-        return (kind, name) in self._overrides
+        return (kind, name) in self._registered
 
     def clear_override(self, name: str, kind: BackendKind = "attention") -> None:
         """Undo `register` of a name; nothing happens if there was none."""
-        if self._overrides.pop((kind, name), None) is not None:
+        registration = self._registered.pop((kind, name), None)
+        if registration is not None:
+            self._loaded.pop(registration, None)
+            self._failures.pop(registration, None)
             self.generation += 1
 
     # Platforms
 
     def platforms(self) -> dict[str, Platform]:
-        """Return the installed platforms by name."""
-        self._discover()
+        """Return the installed platforms by name, in their order of precedence.
+
+        Raises:
+            DuplicateNameError: two distributions bring a platform of one name.
+        """
         if self._platforms is None:
             self._platforms = self._load_platforms()
         return self._platforms
@@ -235,15 +258,17 @@ class BackendRegistry:
         """Return the platform of a vendor's devices.
 
         Raises:
-            UnknownNameError: no installed package brings it.
+            PlatformMissingError: no installed package brings it, or the one that does failed.
         """
-        for platform in self.platforms().values():
+        platforms = self.platforms()
+        for platform in platforms.values():
             if platform.vendor is vendor:
                 return platform
-        raise UnknownNameError.for_name(
-            "platform for vendor",
-            str(vendor),
-            (str(platform.vendor) for platform in self.platforms().values()),
+        found = [f"{platform.name} ({platform.distribution})" for platform in platforms.values()]
+        failed = [f"{failure}" for failure in self.failures()]
+        words = "; ".join([f"installed: {', '.join(found) or 'none'}", *failed])
+        raise PlatformMissingError(
+            f"no installed platform serves {vendor} devices; {words}.",
             hint=f"pip install {_PLATFORM_DISTRIBUTIONS[vendor]}",
         )
 
@@ -252,133 +277,85 @@ class BackendRegistry:
         self.platforms()
         return tuple(self._failures.values())
 
+    def _load_platforms(self) -> dict[str, Platform]:
+        loaded: dict[str, tuple[Platform, str]] = {}
+        for entry_point in self._entry_points(PLATFORM_GROUP):
+            platform = self._load_platform(entry_point)
+            if platform is None:
+                continue
+            source = " ".join(distribution_of(entry_point)).rstrip()
+            _, known_source = loaded.get(platform.name, (platform, source))
+            if known_source != source:
+                raise DuplicateNameError(
+                    f"platform {platform.name} is provided by {known_source} and {source}.",
+                    hint="uninstall one of these distributions.",
+                )
+            loaded[platform.name] = (platform, source)
+        ordered = sorted((platform for platform, _ in loaded.values()), key=_precedence)
+        return {platform.name: platform for platform in ordered}
+
+    def _load_platform(self, entry_point: importlib.metadata.EntryPoint) -> Platform | None:
+        # As for backends: whatever a plugin raises disables that plugin, and is shown.
+        try:
+            platform = entry_point.load()()
+            if not isinstance(platform, Platform):
+                raise TypeError(f"{platform!r} is not an attn_shared.platform.Platform")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            distribution, version = distribution_of(entry_point)
+            self._failures["platform", entry_point.name] = LoadFailure(
+                entry_point=f"{entry_point.name} = {entry_point.value}",
+                distribution=distribution,
+                version=version,
+                error=own_words(error),
+            )
+            return None
+        return platform
+
     # Discovery
 
-    def _discover(self) -> None:
-        if self._is_discovered:
-            return
-        self._is_discovered = True
-        for entry_point in self._entry_points(BACKEND_GROUP):
-            self._add_entry_point(entry_point)
-
-    def _add_entry_point(self, entry_point: importlib.metadata.EntryPoint) -> None:
-        key: tuple[BackendKind, str] = ("attention", entry_point.name)
-        found = Registration(
-            name=entry_point.name,
-            path=entry_point.value,
-            source=" ".join(_distribution_of(entry_point)),
-        )
-        first = self._registered.setdefault(key, found)
-        if first != found:
-            self._duplicates[key] = (
-                f"two distributions provide backend {entry_point.name}: {first.source} "
-                f"({first.path}) and {found.source} ({found.path})."
-            )
-
-    def _load_platforms(self) -> dict[str, Platform]:
-        loaded: dict[str, Platform] = {}
-        for entry_point in self._entry_points(PLATFORM_GROUP):
-            # As for backends: whatever a plugin raises disables that plugin, and is shown.
-            try:
-                platform = entry_point.load()()
-            except Exception as error:
-                self._failures[f"platform {entry_point.name}"] = _failure(entry_point, error)
-                continue
-            if platform.name in loaded:
-                raise DuplicateNameError(
-                    f"two distributions provide platform {platform.name}: "
-                    f"{loaded[platform.name].distribution} and {platform.distribution}."
-                )
-            loaded[platform.name] = platform
-        return dict(sorted(loaded.items(), key=lambda item: item[1].precedence))
-
-
-_PLATFORM_DISTRIBUTIONS = {
-    Vendor.NVIDIA: "attn-cuda",
-    Vendor.AMD: "attn-rocm",
-    Vendor.INTEL: "attn-xpu",
-    Vendor.CPU: "attn-cpu",
-}
+    def _discovered(self) -> dict[_Key, list[Registration]]:
+        """Return what installed distributions provide; a name with two entries is contested."""
+        if self._installed is None:
+            found: dict[_Key, list[Registration]] = {}
+            for entry_point in self._entry_points(BACKEND_GROUP):
+                registration = _registration_of(entry_point)
+                claims = found.setdefault(("attention", entry_point.name), [])
+                if registration not in claims:  # a folder may be on the path twice
+                    claims.append(registration)
+            self._installed = found
+        return self._installed
 
 
 def _installed_entry_points(group: str) -> Iterable[importlib.metadata.EntryPoint]:
     return importlib.metadata.entry_points(group=group)
 
 
-def _distribution_of(entry_point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    if entry_point.dist is None:
-        return ("(unknown distribution)", "")
-    return (entry_point.dist.name, entry_point.dist.version)
-
-
-def _failure(entry_point: importlib.metadata.EntryPoint, error: Exception) -> LoadFailure:
-    distribution, version = _distribution_of(entry_point)
-    return LoadFailure(
-        entry_point=f"{entry_point.name} = {entry_point.value}",
-        distribution=distribution,
-        version=version,
-        error=f"{type(error).__name__}: {error}",
+def _registration_of(entry_point: importlib.metadata.EntryPoint) -> Registration:
+    distribution, version = distribution_of(entry_point)
+    return Registration(
+        name=entry_point.name, path=entry_point.value, distribution=distribution, version=version
     )
 
 
-def _not_provided(
-    name: str, known: KnownBackend, provided: Iterable[str]
-) -> BackendNotProvidedError:
-    plan = "planned" if known.is_planned else "not planned"
-    return BackendNotProvidedError(
-        f"backend {name!r} is known ({known.family}, {known.kernels}) and not provided by any "
-        f"installed distribution ({plan}); provided: {', '.join(sorted(provided)) or '(none)'}."
-    )
+def _precedence(platform: Platform) -> tuple[int, str]:
+    return (platform.precedence, platform.name)
 
 
-def _import_path(path: str) -> type[Any]:
-    module, separator, qualname = path.partition(":")
-    if not separator:  # the dotted form of the field, "package.module.Class"
-        module, _, qualname = path.rpartition(".")
-    target: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        target = getattr(target, part)
-    return cast("type[Any]", target)
+def _plugin_error(name: str, failure: LoadFailure) -> PluginError:
+    return PluginError(f"backend {name} failed to load: {failure}")
 
 
-def _path_of(target: str | type[Any]) -> str:
-    if isinstance(target, str):
-        return target
-    return f"{target.__module__}:{target.__qualname__}"
+def _plan(known: KnownBackend) -> str:
+    """Say whether attn intends to provide a known name, and in which package."""
+    if not known.is_planned:
+        return "not planned"
+    vendors = set(known.vendors)
+    if vendors == set(Vendor):
+        return "planned for attn-torch"
+    return f"planned for {', '.join(_PLATFORM_DISTRIBUTIONS[v] for v in Vendor if v in vendors)}"
 
-
-def _problem_of(cls: object, name: str) -> str | None:
-    """Say what keeps a class from serving as the backend `name`, or None."""
-    if not (isinstance(cls, type) and issubclass(cls, AttentionBackend)):
-        return f"{cls!r} is not a subclass of attn_shared.backend.AttentionBackend"
-    if getattr(cls, "name", None) != name:
-        return f"its class is named {getattr(cls, 'name', None)!r}, registered as {name!r}"
-    return api_problem(cls.attn_api)
-
-
-_BOUND = re.compile(r"^(>=|<=|==|<|>)(\d+)$")
-
-
-def api_problem(declared: str) -> str | None:
-    """Say why a declared range ">=1,<2" does not admit `API_VERSION`, or None if it does."""
-    if not declared:
-        return f'it declares no attn_api; write attn_api = ">={API_VERSION},<{API_VERSION + 1}"'
-    for bound in declared.split(","):
-        match = _BOUND.match(bound.strip())
-        if match is None:
-            return f'attn_api={declared!r} is not a list of bounds such as ">=1,<2"'
-        if not _COMPARE[match[1]](API_VERSION, int(match[2])):
-            return f"it needs attn_api {declared}, and this attn-shared has {API_VERSION}"
-    return None
-
-
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-    "==": lambda a, b: a == b,
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-}
 
 DEFAULT_REGISTRY = BackendRegistry()
 """The registry of this process."""

@@ -51,8 +51,8 @@ class Policy:
     """Who named which backend.
 
     Attributes:
-        required: the one backend that the model can run on.
-        backend: the one that the user named; None is "auto".
+        required: the one backend that the model can run on; it overrules what the user named.
+        backend: the one that the user named; None or "auto" leaves the choice.
         source: where the user named it ("argument", "environment ATTN_BACKEND", ...).
         measured: backends by measured time on this very device, fastest first.
     """
@@ -62,8 +62,13 @@ class Policy:
     source: str = "argument"
     measured: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Take "auto", in any case, for no name."""
+        if self.backend is not None and self.backend.lower() == "auto":
+            object.__setattr__(self, "backend", None)
+
     def named(self) -> tuple[str | None, DecidedBy]:
-        """Return the name that is binding and whose it is; None is "auto"."""
+        """Return the name that binds, and whose it is; None leaves the choice."""
         if self.required is not None:
             return self.required, DecidedBy.MODEL
         if self.backend is not None:
@@ -99,11 +104,6 @@ class Verdict:
     kv_layout: KVCacheLayout | None = None
     block_size: int | None = None
 
-    @property
-    def is_choosable(self) -> bool:
-        """Whether it can serve the request."""
-        return self.status is VerdictStatus.ELIGIBLE
-
     def as_chosen(self) -> Verdict:
         """Return this verdict with the status "chosen"."""
         return replace(self, status=VerdictStatus.CHOSEN)
@@ -113,11 +113,13 @@ class Verdict:
         parts = [str(reason) for reason in self.reasons]
         if self.detail:
             parts.append(self.detail)
+        if parts:
+            return "; ".join(parts)
+        rank = "taken by name only" if self.priority is None else f"priority {self.priority}"
+        parts = [f"{rank}: {self.provenance}" if self.provenance else rank]
         if self.slow_features:
-            parts.append(f"slow path for: {', '.join(self.slow_features)}")
-        if not parts and self.priority is None:
-            parts.append("by name only")
-        return "; ".join(parts) or self.provenance
+            parts.append(f"slow path for {', '.join(self.slow_features)}")
+        return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values."""
@@ -130,6 +132,8 @@ class Verdict:
             "detail": self.detail,
             "slow_features": list(self.slow_features),
             "needs_probe": list(self.needs_probe),
+            "kv_layout": None if self.kv_layout is None else str(self.kv_layout),
+            "block_size": self.block_size,
         }
 
 
@@ -190,7 +194,12 @@ class Selection:
                 "and nothing was run on that hardware."
             )
         if self.decided_by is DecidedBy.USER:
-            notes.append(f"named by {self.policy.source}")
+            notes.append(f"{self.policy.backend} was named by {self.policy.source}")
+        if self.decided_by is DecidedBy.MODEL and self.policy.backend not in (None, self.chosen):
+            notes.append(
+                f"{self.policy.backend} was named by {self.policy.source}, and is overruled: the "
+                f"model runs on {self.policy.required} only"
+            )
         return (*notes, *(f"plugin failed: {failure}" for failure in self.failures))
 
     def one_line(self) -> str:
@@ -203,13 +212,18 @@ class Selection:
             f"{rejected}"
         )
 
+    def table(self) -> str:
+        """Return a line per verdict: name, status and why."""
+        width = max((len(verdict.name) for verdict in self.verdicts), default=0)
+        return "\n".join(
+            f"{verdict.name:<{width}}  {verdict.status:<11}  {verdict.summary()}"
+            for verdict in self.verdicts
+        )
+
     def explain(self) -> str:
-        """Return a plain-text table of every verdict with its reasons."""
-        rows = [(v.name, str(v.status), v.summary()) for v in self.verdicts]
-        width = max((len(name) for name, _, _ in rows), default=0)
-        lines = [f"{name:<{width}}  {status:<11}  {why}" for name, status, why in rows]
-        head = self.one_line() if self.chosen else f"nothing chosen on {self.device.name}"
-        return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes())])
+        """Return what was chosen, the table of every verdict, and the notes."""
+        head = self.one_line() if self.chosen else f"nothing chosen for {self.device.name}"
+        return "\n".join([head, self.table(), *(f"note: {note}" for note in self.notes())])
 
     def __str__(self) -> str:
         """Read as the table."""
@@ -227,4 +241,5 @@ class Selection:
             "decided_by": str(self.decided_by),
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
             "notes": list(self.notes()),
+            "failures": list(self.failures),
         }

@@ -1,17 +1,68 @@
-"""The verdict on one candidate: loaded, available, capable, or why not."""
+"""Who may run a request, and the verdict on each: loaded, available, capable, or why not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attn_shared.backend import AttentionBackend
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import AttnError
-from attn_shared.inventory import Inventory
-from attn_shared.platform import Candidate
+from attn_shared.errors import AttnError, own_words
+from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.platform import Candidate, Platform
 from attn_shared.registry import BackendRegistry
 from attn_shared.request import AttentionRequest
-from attn_shared.selection import Verdict, VerdictStatus
+from attn_shared.selection import Policy, Verdict, VerdictStatus
 
-__all__ = ["judge"]
+__all__ = ["candidates_for", "judge"]
+
+
+def candidates_for(
+    platform: Platform,
+    request: AttentionRequest,
+    device: DeviceFacts,
+    policy: Policy,
+    registry: BackendRegistry,
+) -> list[Candidate]:
+    """Return the platform's candidates, third parties' and the one named, best rank first.
+
+    Raises:
+        UnknownNameError: a backend was named that nobody provides.
+    """
+    found = {c.name: _as_registered(c, registry) for c in platform.candidates(request, device)}
+    for name in registry.third_party_names():
+        if name not in found:
+            found[name] = _third_party(name, registry)
+    named, _ = policy.named()
+    if named is not None and named not in found:
+        source = registry.get(named).source
+        found[named] = Candidate(
+            name=named,
+            priority=None,
+            provenance=f"of {source}, which platform {platform.name} does not rank",
+        )
+    return sorted(found.values(), key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[bool, int]:
+    """Highest priority first, then those without one; equals stay in the platform's order."""
+    return (candidate.priority is None, -(candidate.priority or 0))
+
+
+def _as_registered(candidate: Candidate, registry: BackendRegistry) -> Candidate:
+    """Say so where this process put another class in the place of the ranked one."""
+    if not registry.is_overridden(candidate.name):
+        return candidate
+    path = registry.get(candidate.name).path
+    return replace(candidate, provenance=f"{candidate.provenance}; overridden by {path}")
+
+
+def _third_party(name: str, registry: BackendRegistry) -> Candidate:
+    """Rank a third party's backend by its own `auto_priority`; a broken one has no rank."""
+    try:
+        source, priority = registry.get(name).source, registry.load(name).auto_priority
+    except AttnError:
+        return Candidate(name=name, priority=None, provenance="")  # `judge` meets and shows it
+    return Candidate(name=name, priority=priority, provenance=f"declared by {source}")
 
 
 def judge(
@@ -32,14 +83,15 @@ def judge(
     # A third party's capability may raise anything; it must not take selection down with it.
     try:
         return _judge_capability(candidate, backend, request, device, inventory)
-    except Exception as error:
-        return _unavailable(
-            candidate, f"its capability raised {type(error).__name__}: {error}"
-        )
+    except Exception as error:  # noqa: BLE001
+        return _unavailable(candidate, f"its capability raised {own_words(error)}")
 
 
 def _missing_libraries(backend: type[AttentionBackend], inventory: Inventory) -> str:
-    """Say what is wrong with all of a backend's libraries, or "" if one is usable."""
+    """Say what is wrong with the backend itself or all of its libraries, or ""."""
+    itself = inventory.get(backend.name)
+    if itself.status is VendorStatus.BROKEN:
+        return itself.describe()
     entries = [inventory.get(name) for name in backend.vendor_libraries]
     if not entries or any(entry.is_usable for entry in entries):
         return ""
@@ -54,27 +106,32 @@ def _judge_capability(
     inventory: Inventory,
 ) -> Verdict:
     capability = backend.capability(device, inventory)
-    reasons = capability.check(request, device)
-    status, detail = VerdictStatus.ELIGIBLE, ""
-    if capability.needs_probe:
-        status = VerdictStatus.UNKNOWN
-        detail = f"needs a probe of {', '.join(capability.needs_probe)}"
-    if reasons:
-        status = VerdictStatus.REJECTED
-    return Verdict(
+    verdict = Verdict(
         name=candidate.name,
-        status=status,
+        status=VerdictStatus.ELIGIBLE,
         priority=candidate.priority,
         provenance=candidate.provenance,
-        reasons=reasons,
-        detail=detail if not reasons else "",
-        slow_features=capability.slow_features(request),
-        needs_probe=capability.needs_probe if not reasons else (),
-        kv_layout=capability.kv_layouts[0],
-        block_size=None
-        if request.is_cache_free
-        else capability.block_size_for(request.block_size),
     )
+    reasons = capability.check(request, device)
+    if reasons:
+        return replace(verdict, status=VerdictStatus.REJECTED, reasons=reasons)
+    verdict = replace(
+        verdict,
+        slow_features=capability.slow_features(request),
+        kv_layout=capability.layout_for(request),
+        block_size=None if request.is_cache_free else capability.block_size_for(request.block_size),
+    )
+    waiting = tuple(
+        name
+        for name in capability.needs_probe
+        if inventory.get(name).status is VendorStatus.PRESENT
+    )
+    if not waiting:
+        return verdict
+    detail = (
+        f"not known before {' and '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} probed"
+    )
+    return replace(verdict, status=VerdictStatus.UNKNOWN, detail=detail, needs_probe=waiting)
 
 
 def _unavailable(candidate: Candidate, detail: str) -> Verdict:
