@@ -92,7 +92,7 @@ def test_caches_of_the_first_usable_cpu(two_sockets: Path) -> None:
 def test_memory_is_the_machines_where_nothing_limits_it(two_sockets: Path) -> None:
     topology = read_topology(two_sockets, range(8))
     assert topology.memory_bytes == 2**34
-    assert "memory: the machine's; no control group limits it" in topology.notes()
+    assert "memory: the machine's; no control group sets less" in topology.notes()
     assert "NUMA nodes: 3" in topology.notes()
 
 
@@ -120,7 +120,7 @@ def test_a_limit_above_the_machines_memory_limits_nothing(two_sockets: Path) -> 
     }
     topology = read_topology(write(two_sockets, files), range(8))
     assert topology.memory_bytes == 2**34
-    assert "memory: the machine's; no control group limits it" in topology.notes()
+    assert "memory: the machine's; no control group sets less" in topology.notes()
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.1, 1), (1.0, 1), (1.01, 2), (4.0, 4), (64.0, 4)])

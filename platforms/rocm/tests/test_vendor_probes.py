@@ -131,7 +131,7 @@ def test_triton_without_an_amd_back_end_is_broken(
     assert "compiles for nvidia, not for amd" in str(look("triton").error)
 
 
-def test_nothing_installed_is_absent_with_the_command() -> None:
+def test_nothing_installed_is_absent_with_the_command(install_stub: InstallStub) -> None:
     entry = look("aiter")
     assert entry.status is VendorStatus.ABSENT
     assert 'pip install "attn-rocm[aiter]"' in entry.describe()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
@@ -17,24 +20,39 @@ WriteCards = Callable[..., Path]
 
 @pytest.fixture
 def install_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallStub]:
-    """Return `install(distribution, version, stub)`: `stub` is a folder of `stubs/`, or None."""
-    before = set(sys.modules)
+    """Return `install(distribution, version, stub)`: `stub` is a folder of `stubs/`, or None.
+
+    Modules may also be written into `tmp_path`. What is really installed is hidden meanwhile.
+    """
+    before = dict(sys.modules)
+    versions: dict[str, str] = {}
+    ours = (str(STUBS), str(tmp_path))
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    def find_spec(name: str) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [path for path in sys.path if path.startswith(ours)])
 
     def install(distribution: str, version: str, stub: str | None = None) -> None:
-        folder = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        (folder / "METADATA").write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
+        versions[distribution] = version
         if stub is not None:
             monkeypatch.syspath_prepend(STUBS / stub)
+        for name in [name for name in sys.modules if find_spec(name.split(".")[0])]:
+            del sys.modules[name]
 
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     yield install
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - set(before):
         module = sys.modules[name]
         places = [str(getattr(module, "__file__", "")), *map(str, getattr(module, "__path__", ()))]
-        if any(place.startswith((str(STUBS), str(tmp_path))) for place in places):
+        if any(place.startswith(ours) for place in places):
             del sys.modules[name]
+    sys.modules.update({name: before[name] for name in before if name not in sys.modules})
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_triton_of_the_package_index_has_no_intel_back_end(
     assert "compiles for amd, nvidia, not for intel" in str(look("triton").error)
 
 
-def test_nothing_installed_is_absent_with_the_command() -> None:
+def test_nothing_installed_is_absent_with_the_command(install_stub: InstallStub) -> None:
     entry = look("vllm_xpu_kernels")
     assert entry.status is VendorStatus.ABSENT
     assert 'pip install "attn-xpu[kernels]"' in entry.describe()

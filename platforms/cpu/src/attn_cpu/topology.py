@@ -111,7 +111,7 @@ class CpuTopology:
         if self.memory_bytes != self.machine_memory_bytes:
             machine = self.machine_memory_bytes
             return f"memory: the control group's limit; the machine has {machine} bytes"
-        return "memory: the machine's; no control group limits it"
+        return "memory: the machine's; no control group sets less"
 
 
 def allowed_cpus() -> tuple[int, ...]:

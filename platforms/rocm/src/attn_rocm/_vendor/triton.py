@@ -9,7 +9,7 @@ __all__ = ["SPEC", "probe"]
 
 SPEC = VendorSpec(
     name="triton",
-    distributions=("triton", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton"),
+    distributions=("triton-rocm", "pytorch-triton-rocm", "triton"),
     module="triton",
     install="pip install torch (its ROCm build brings triton; pytorch.org/get-started/locally "
     "gives the command)",

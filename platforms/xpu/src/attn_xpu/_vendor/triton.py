@@ -9,7 +9,7 @@ __all__ = ["SPEC", "probe"]
 
 SPEC = VendorSpec(
     name="triton",
-    distributions=("triton", "triton-xpu", "pytorch-triton-xpu"),
+    distributions=("triton-xpu", "pytorch-triton-xpu", "triton"),
     module="triton",
     install="pip install torch (its XPU build brings triton; pytorch.org/get-started/locally "
     "gives the command)",
