@@ -140,7 +140,7 @@ def backend(
         load: called where the vendor library would be loaded.
         attributes: further class attributes.
     """
-    body: dict[str, Any] = {"name": name, **attributes}
+    body: dict[str, Any] = {"__module__": __name__, "name": name, **attributes}
     if served is not None:
         body["capability"] = classmethod(lambda cls, device, inventory: served(device, inventory))
     if load is not None or "vendor_libraries" in attributes:

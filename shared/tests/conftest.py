@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,22 @@ def oracle() -> Callable[[str], Rows]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     return read
+
+
+@pytest.fixture
+def write_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], None]]:
+    """Write importable modules, which are forgotten after the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    written: list[str] = []
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)

@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from attn_shared_fakes import GPU, library, request
@@ -26,18 +25,6 @@ PRESENT, LOADED, BROKEN = VendorStatus.PRESENT, VendorStatus.LOADED, VendorStatu
 BUILD = VendorBuild(version="2.8.3", flags=(("cuda", "12.8"),), kernel_lse_base="e")
 
 WriteModule = Callable[[str, str], None]
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
-    """Write an importable module that is forgotten after the test."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name: str, text: str) -> None:
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    return write
 
 
 def spec(name: str = "flash_attn", **options: object) -> VendorSpec:

@@ -140,9 +140,9 @@ def api_problem(declared: object) -> str | None:
     """Say why a declared range ">=1,<2" does not admit `API_VERSION`, or None if it does."""
     if not declared:
         return f'it declares no attn_api; write attn_api = ">={API_VERSION},<{API_VERSION + 1}"'
-    for bound in str(declared).split(","):
-        sign = bound.strip().rstrip("0123456789")
-        number = bound.strip()[len(sign) :]
+    for bound in str(declared).replace(" ", "").split(","):
+        sign = bound.rstrip("0123456789")
+        number = bound[len(sign) :]
         if sign not in _COMPARE or not number:
             return f'attn_api={declared!r} is not a list of bounds such as ">=1,<2"'
         if not _COMPARE[sign](API_VERSION, int(number)):
