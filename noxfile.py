@@ -12,7 +12,7 @@ Rooms, each building its wheels, installing them and running its tests:
     cuda        attn-cuda; `-- --require-hardware` makes a missing GPU an error (also rocm, xpu)
     rocm        attn-rocm
     xpu         attn-xpu
-    packages    attn-cli and attn-transformers
+    packages    the other packages: attn-cli, attn-conformance, attn-transformers
 
 Over all of them:
 
@@ -107,8 +107,11 @@ def xpu(session: nox.Session) -> None:
 
 @nox.session
 def packages(session: nox.Session) -> None:
-    """attn-cli and attn-transformers, on every platform."""
-    run_room(session, "attn-cli", "attn-transformers")
+    """The packages without a session of their own, with every platform installed."""
+    own = [name for name, folder in DISTS.items() if folder.parts[0] == "packages"]
+    own.remove("attn-torch")
+    install(session, *DISTS)
+    run_pytest(session, *map(tests_of, own))
 
 
 # Over all of them
@@ -182,11 +185,10 @@ def demo(session: nox.Session) -> None:
 # What the sessions are made of
 
 
-def run_room(session: nox.Session, *names: str) -> None:
-    """Install what these distributions need and run their tests."""
-    needed = DISTS if "attn-cli" in names else closure(names)
-    install(session, *needed)
-    run_pytest(session, *map(tests_of, names))
+def run_room(session: nox.Session, name: str) -> None:
+    """Install a distribution with what it stands on, and run its tests."""
+    install(session, *closure([name]))
+    run_pytest(session, tests_of(name))
 
 
 def run_platform(session: nox.Session, room: str) -> None:
@@ -221,7 +223,7 @@ def tests_of(name: str) -> str:
     return str(DISTS[name] / "tests")
 
 
-def closure(names: list[str] | tuple[str, ...]) -> list[str]:
+def closure(names: list[str]) -> list[str]:
     """These distributions and the siblings that they require, each after what it stands on."""
     found: list[str] = []
     for name in names:

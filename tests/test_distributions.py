@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 VERSION = (Path(__file__).resolve().parents[1] / "VERSION").read_text(encoding="utf-8").strip()
 DISTRIBUTIONS = (
     "attn-cli",
+    "attn-conformance",
     "attn-cpu",
     "attn-cuda",
     "attn-rocm",
