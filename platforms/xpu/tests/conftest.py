@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,9 @@ def install_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
             raise importlib.metadata.PackageNotFoundError(name)
         return versions[name]
 
-    def find_spec(name: str) -> ModuleSpec | None:
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if path is not None:
+            return None
         return PathFinder.find_spec(name, [path for path in sys.path if path.startswith(ours)])
 
     def install(distribution: str, version: str, stub: str | None = None) -> None:
@@ -46,6 +49,7 @@ def install_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
     yield install
     for name in set(sys.modules) - set(before):
         module = sys.modules[name]
