@@ -277,13 +277,13 @@ def _block_table(case: Case, generator: torch.Generator) -> Tensor:
     order = torch.randperm(sum(used) + 2, generator=generator)
     mine, nobodys = order[2:].tolist(), int(order[0])
     garbage = (nobodys, 2**30, -7)
-    rows = []
+    width = max(used, default=0) + 2
+    table = torch.empty(len(used), width, dtype=torch.int32)
     for index, count in enumerate(used):
         row, mine = mine[:count], mine[count:]
-        rows.append(
-            row + [garbage[(index + i) % 3] for i in range(max(used, default=0) + 2 - count)]
-        )
-    return torch.tensor(rows, dtype=torch.int32).reshape(len(used), -1)
+        unused = [garbage[(index + i) % 3] for i in range(width - count)]
+        table[index] = torch.tensor(row + unused, dtype=torch.int32)
+    return table
 
 
 def _filled_cache(

@@ -93,12 +93,8 @@ def _starts(name: str, starts: Tensor, num_reqs: int) -> list[int]:
 
 
 def _key_starts(common: CommonAttentionMetadata, query_starts: list[int]) -> list[int]:
-    if common.key_start_loc is None:
-        return query_starts
     if common.key_start_loc_cpu is None:
-        raise MetadataError.for_argument(
-            "key_start_loc_cpu", None, "the host mirror of key_start_loc"
-        )
+        return query_starts
     return _starts("key_start_loc_cpu", common.key_start_loc_cpu, common.num_reqs)
 
 
@@ -133,10 +129,8 @@ def _check_table(
 
 
 def _causal(common: CommonAttentionMetadata) -> list[bool]:
-    if isinstance(common.causal, bool):
-        return [common.causal] * common.num_reqs
-    if common.causal_cpu is None:
-        raise MetadataError.for_argument("causal_cpu", None, "the host mirror of causal")
+    if isinstance(common.causal, bool) or common.causal_cpu is None:
+        return [bool(common.causal)] * common.num_reqs
     flags: list[bool] = common.causal_cpu.tolist()
     return flags
 

@@ -6,13 +6,8 @@ would have sent to them is refused with the same reasons.
 
 from __future__ import annotations
 
-import math
-
-import torch
-
 from attn_shared.capability import Capability
 from attn_shared.device import preset
-from attn_shared.dtypes import kv_storage_dtype
 from attn_shared.errors import InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.request import AttentionRequest
@@ -20,8 +15,7 @@ from attn_shared.spec import LayerSpec
 
 __all__ = ["request_of", "require_served"]
 
-_E4M3_FLAVOURS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_DEVICE_REASON = "capability"  # a layer does not know its device
+_DEVICE_REASON = "device"  # a layer does not know its device
 
 
 def request_of(spec: LayerSpec) -> AttentionRequest:
@@ -75,8 +69,6 @@ def require_served(name: str, capability: Capability, spec: LayerSpec) -> None:
             f"{name} does not serve this layer: {'; '.join(reasons)}.",
             hint="let attn_shared.select choose, or validate_configuration say so beforehand.",
         )
-    if not math.isfinite(spec.scale):
-        raise InvalidRequestError.for_field("scale", spec.scale, "a finite number")
     if not request.is_cache_free:
         _require_own_cache(spec)
 
@@ -94,12 +86,3 @@ def _require_own_cache(spec: LayerSpec) -> None:
                 getattr(cache, field),
                 f"{getattr(spec, field)}, the layer's",
             )
-    storage = {
-        kv_storage_dtype(cache.kv_cache_dtype, spec.dtype, flavour) for flavour in _E4M3_FLAVOURS
-    }
-    if cache.dtype not in storage:
-        raise InvalidRequestError.for_field(
-            "kv_cache_spec.dtype",
-            cache.dtype,
-            f"{' or '.join(sorted(map(str, storage)))} with kv_cache_dtype={cache.kv_cache_dtype}",
-        )
