@@ -10,16 +10,12 @@ from typing import Any
 
 import typer
 
+from attn_cli.exit_codes import BROKEN_PIPE, FAILURES_FOUND, USAGE
 from attn_cli.output import OutputFlags, console, write_file
 from attn_cli.schema import SCHEMA_VERSION
 from attn_shared.errors import AttnError, InvalidInputError
 
-__all__ = ["USAGE", "CliError", "failure_record", "guarded", "headline", "report_usage_error"]
-
-USAGE = 2
-"""Exit code of a command that was not understood."""
-
-_UNEXPECTED = 1
+__all__ = ["CliError", "failure_record", "guarded", "headline", "report_usage_error"]
 
 # Releases of typer stand on the package click or carry a copy of it; in both, this is the base of
 # every error of parsing.
@@ -40,12 +36,14 @@ def guarded(call: Callable[[], int], output: OutputFlags) -> int:
     except AttnError as error:
         _report(error, output)
         return error.exit_code
-    except (BrokenPipeError, typer.Exit, typer.Abort):
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
         if output.as_json:
             hint = "this is a bug of attn; the traceback is on stderr."
-            _print_json(failure_record(error, message=str(error), hint=hint, code=_UNEXPECTED))
+            _print_json(failure_record(error, message=str(error), hint=hint, code=FAILURES_FOUND))
         raise
 
 

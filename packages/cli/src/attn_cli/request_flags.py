@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from attn_cli.completion import complete_backend, complete_device
@@ -18,6 +19,34 @@ __all__ = ["RequestFlags"]
 _where, _heads = Panel("Where and what"), Panel("Heads")
 _cache, _mask, _mode = Panel("Cache"), Panel("Mask and logits"), Panel("Mode")
 _mla = Panel("Multi-head latent attention")
+
+_FIELDS = MappingProxyType(
+    {
+        "head_size_v": "head_size_v",
+        "dtype": "dtype",
+        "kv_cache_dtype": "kv_cache_dtype",
+        "block_size": "block_size",
+        "kv_layout": "kv_layout",
+        "sparse": "use_sparse",
+        "index_topk": "index_topk",
+        "sinks": "has_sinks",
+        "attn_type": "attn_type",
+        "non_causal": "non_causal",
+        "per_request_causal": "per_request_causal",
+        "mm_prefix": "use_mm_prefix",
+        "chunk_size": "chunk_size",
+        "softcap": "softcap",
+        "alibi": "has_alibi",
+        "batch_invariant": "batch_invariant",
+        "kv_connector": "use_kv_connector",
+        "per_head_scales": "per_head_quant_scales",
+        "lse": "needs_lse",
+        "dcp": "dcp_size",
+        "pcp": "pcp_size",
+        "phase": "phase",
+    }
+)
+"""Flags that are passed on as they are, with the field of `AttentionRequest` that each sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,33 +193,6 @@ class RequestFlags:
         from attn_shared.request import AttentionRequest
 
         mla = self._mla_dims()
-        options = {
-            "head_size": self._head_size(mla),
-            "head_size_v": self.head_size_v,
-            "dtype": self.dtype,
-            "kv_cache_dtype": self.kv_cache_dtype,
-            "block_size": self.block_size,
-            "kv_layout": self.kv_layout,
-            "mla": mla,
-            "use_sparse": self.sparse,
-            "index_topk": self.index_topk,
-            "has_sinks": self.sinks,
-            "attn_type": self.attn_type,
-            "non_causal": self.non_causal,
-            "per_request_causal": self.per_request_causal,
-            "use_mm_prefix": self.mm_prefix,
-            "window": self._window(),
-            "chunk_size": self.chunk_size,
-            "softcap": self.softcap,
-            "has_alibi": self.alibi,
-            "batch_invariant": self.batch_invariant,
-            "use_kv_connector": self.kv_connector,
-            "per_head_quant_scales": self.per_head_scales,
-            "needs_lse": self.lse,
-            "dcp_size": self.dcp,
-            "pcp_size": self.pcp,
-            "phase": self.phase,
-        }
         num_kv_heads = self.num_kv_heads
         if num_kv_heads is None:
             num_kv_heads = self.num_heads if mla is None else 1
@@ -198,7 +200,10 @@ class RequestFlags:
             total_num_heads=self.num_heads,
             total_num_kv_heads=num_kv_heads,
             tp_size=self.tp,
-            **options,
+            head_size=self._head_size(mla),
+            mla=mla,
+            window=self._window(),
+            **{field: getattr(self, flag) for flag, field in _FIELDS.items()},
         )
 
     def _mla_dims(self) -> MLADims | None:
@@ -230,6 +235,8 @@ class RequestFlags:
             return (None, None)
         sides = [_side(part, self.window) for part in self.window.split(",")]
         match sides:
+            case [None]:
+                return (None, None)
             case [int(size)]:
                 is_causal = self.attn_type == "decoder" and not self.non_causal
                 return window_of(size, causal=is_causal)

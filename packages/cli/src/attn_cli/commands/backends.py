@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from attn_cli.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from attn_shared.capability import Capability
     from attn_shared.errors import AttnError
     from attn_shared.registry import BackendKind, BackendRegistry
 
@@ -91,30 +92,38 @@ def _error_record(error: AttnError) -> dict[str, str]:
 
 
 def _facts_of_class(backend: Any, known: Any) -> dict[str, Any]:
-    """Return what the class itself says; the table of known names goes first."""
+    """Return what the class itself says; where the name is known, the table says the rest."""
     facts: dict[str, Any] = {}
     if getattr(backend, "description", ""):
         facts["description"] = backend.description
     if known is None:
-        facts["vendors"] = _vendors_of(backend)
+        capabilities = list(_capabilities_of(backend))
+        vendors = {str(limit.vendor) for found in capabilities for limit in found.devices}
+        facts["vendors"] = sorted(vendors)
+        facts["family"] = _family(capabilities)
     return facts
 
 
-def _vendors_of(backend: Any) -> list[str]:
+def _family(capabilities: Sequence[Capability]) -> str | None:
+    if not capabilities:
+        return None
+    is_mla = any(found.is_mla for found in capabilities)
+    is_sparse = any(found.is_sparse for found in capabilities)
+    return f"{'sparse_' if is_sparse else ''}{'mla' if is_mla else 'mha'}"
+
+
+def _capabilities_of(backend: Any) -> Iterator[Capability]:
     """Ask a backend that no table knows about one device of each vendor."""
     from attn_shared.device import PRESETS
     from attn_shared.inventory import Inventory
 
     one_of_each = {facts.vendor: facts for facts in PRESETS.values()}
-    found: set[str] = set()
     for device in one_of_each.values():
         # A third party's capability may raise anything; then nothing is known of this vendor.
         try:
-            limits = backend.capability(device, Inventory()).devices
+            yield backend.capability(device, Inventory())
         except Exception:  # noqa: BLE001
             continue
-        found.update(str(limit.vendor) for limit in limits)
-    return sorted(found)
 
 
 def _tables(record: dict[str, Any]) -> Iterable[RenderableType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def demo(flags: DemoFlags, output: OutputFlags) -> int:
         raise VendorMissingError(
             f"attn demo needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
         ) from error
+    gc.enable()  # off for short commands; this one runs long and makes garbage
     return runner.main(
         prompt=flags.prompt,
         max_new_tokens=flags.max_new_tokens,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attn_cli.environment import settings_record
+from attn_cli.exit_codes import FAILURES_FOUND
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, console, emit
 from attn_cli.schema import SCHEMA_VERSION
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from attn_shared.registry import BackendRegistry
 
 __all__ = ["InfoFlags", "info"]
-
-FAILURES_FOUND = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attn_cli.environment import settings_record
@@ -13,7 +14,7 @@ from attn_cli.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from attn_shared.selection import Selection
+    from attn_shared.selection import Policy, Selection
     from attn_shared.settings import Settings
 
     View = Callable[[Selection], Iterable[RenderableType]]
@@ -75,7 +76,12 @@ def _selection(flags: RequestFlags, settings: Settings) -> Selection:
 
     request = flags.to_request()
     device = None if flags.device is None else named_device(flags.device, DEFAULT_SELECTOR)
-    return DEFAULT_SELECTOR.resolve(request, device, settings.policy(flags.backend))
+    return DEFAULT_SELECTOR.resolve(request, device, _policy(flags, settings))
+
+
+def _policy(flags: RequestFlags, settings: Settings) -> Policy:
+    policy = settings.policy(flags.backend)
+    return policy if flags.backend is None else replace(policy, source="option --backend")
 
 
 def _record(selection: Selection, settings: Settings) -> dict[str, Any]:

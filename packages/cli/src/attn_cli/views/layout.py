@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["column_table", "failures_block", "notes_block", "section", "status_text"]
+__all__ = ["column_table", "failures_block", "indented", "notes_block", "section", "status_text"]
 
 _STYLES = {
     "chosen": "bold green",
@@ -30,15 +32,34 @@ def status_text(status: str) -> Text:
     return Text(status, style=_STYLES.get(status, "dim"))
 
 
-def column_table(names: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
-    """Return a table whose last column takes the room that is left, and wraps."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+def column_table(
+    names: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, is_airy: bool = False
+) -> Table:
+    """Return a table whose last column takes the room that is left, and wraps.
+
+    Args:
+        names: headings.
+        rows: cells; a string is taken literally.
+        is_airy: leave a blank line between rows.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        pad_edge=False,
+        show_edge=False,
+        leading=int(is_airy),
+    )
     for name in names[:-1]:
         table.add_column(name, no_wrap=True)
     table.add_column(names[-1], overflow="fold", ratio=1)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
+
+
+def indented(text: Text) -> Padding:
+    """Return a text two columns to the right, its wrapped lines too."""
+    return Padding(text, (0, 0, 0, 2))
 
 
 def section(title: str) -> Text:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from attn_cli.views.layout import column_table, notes_block, status_text
+from attn_cli.views.layout import column_table, indented, notes_block, status_text
 from attn_shared.capability import Reason
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
@@ -27,7 +27,7 @@ def full(selection: Selection) -> Iterator[RenderableType]:
     """Return the request, the choice, and each candidate with every reason in full."""
     yield _asked(selection.request)
     yield _choice(selection)
-    yield _verdicts(selection, _long_why)
+    yield _verdicts(selection, _long_why, is_airy=True)
     yield notes_block(selection.notes())
 
 
@@ -79,36 +79,44 @@ def _short_value(value: object) -> str:
     return str(value)
 
 
-def _verdicts(selection: Selection, why: Callable[[Verdict], Text]) -> RenderableType:
+def _verdicts(
+    selection: Selection, why: Callable[[Verdict], RenderableType], *, is_airy: bool = False
+) -> RenderableType:
     rows = [(v.name, status_text(str(v.status)), why(v)) for v in selection.verdicts]
-    return column_table(("Backend", "Verdict", "Why"), rows)
+    return column_table(("Backend", "Verdict", "Why"), rows, is_airy=is_airy)
 
 
 def _short_why(verdict: Verdict) -> Text:
     if verdict.status is VerdictStatus.REJECTED:
-        return Text(", ".join(f"{r.code} {r.value}" for r in verdict.reasons))
-    return Text("\n").join(_general_lines(verdict))
+        return Text(", ".join(f"{reason.code} {reason.value}" for reason in verdict.reasons))
+    lines = list(_own_words(verdict))
+    if verdict.priority is not None:
+        lines.append(Text(f"priority {verdict.priority}"))
+    return Text("\n").join(lines)
 
 
-def _long_why(verdict: Verdict) -> Text:
-    lines = [line for reason in verdict.reasons for line in _reason_lines(reason)]
-    return Text("\n").join([*lines, *_general_lines(verdict)])
+def _long_why(verdict: Verdict) -> RenderableType:
+    if verdict.status is VerdictStatus.REJECTED:
+        return Group(*(line for reason in verdict.reasons for line in _reason_lines(reason)))
+    lines = list(_own_words(verdict))
+    if verdict.priority is not None:
+        rank = (f"priority {verdict.priority}: ", "dim")
+        lines.append(Text.assemble(rank, verdict.provenance))
+    return Group(*lines)
 
 
-def _reason_lines(reason: Reason) -> Iterable[Text]:
+def _reason_lines(reason: Reason) -> Iterator[RenderableType]:
     yield Text.assemble((reason.code, "bold"), f" = {reason.value}")
-    yield Text.assemble(("allowed: ", "dim"), reason.allowed)
+    yield indented(Text.assemble(("allowed: ", "dim"), reason.allowed))
     if reason.hint:
-        yield Text.assemble(("hint: ", "dim"), reason.hint)
+        yield indented(Text.assemble(("hint: ", "dim"), reason.hint))
 
 
-def _general_lines(verdict: Verdict) -> Iterable[Text]:
-    """What is not a reason: the library's own words, slow paths, the rank."""
+def _own_words(verdict: Verdict) -> Iterator[Text]:
+    """What is no reason and no rank: the library's own words, slow paths."""
     if verdict.detail:
         yield Text(verdict.detail)
     if verdict.slow_features:
         yield Text(f"slow path for: {', '.join(verdict.slow_features)}")
     if verdict.priority is None:
         yield Text("by name only")
-    elif not verdict.reasons and not verdict.detail:
-        yield Text.assemble((f"priority {verdict.priority}: ", "dim"), verdict.provenance)

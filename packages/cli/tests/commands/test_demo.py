@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from attn_shared.errors import NoBackendError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The demo replaced by a recorder that returns 1."""
+    seen: list[dict[str, Any]] = []
+
+    def main(**options: Any) -> int:
+        seen.append(options)
+        if options["backend"] == "NONE":
+            raise NoBackendError("nothing serves the model.")
+        return 1
+
+    demo = types.ModuleType("attn_transformers.demo")
+    demo.main = main  # type: ignore[attr-defined]
+    package = types.ModuleType("attn_transformers")
+    package.demo = demo  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "attn_transformers", package)
+    monkeypatch.setitem(sys.modules, "attn_transformers.demo", demo)
+    return seen
+
+
+def test_options_reach_the_demo_and_its_code_comes_back(attn: Any, calls: list[Any]) -> None:
+    words = ("--prompt", "Hi", "--max-new-tokens", "3", "--backend", "TORCH_SDPA", "--quiet")
+    assert attn("demo", *words).exit_code == 1
+    (options,) = calls
+    console = options.pop("console")
+    assert options == {
+        "prompt": "Hi",
+        "max_new_tokens": 3,
+        "backend": "TORCH_SDPA",
+        "device": "cpu",
+        "dtype": "float32",
+        "as_json": False,
+        "quiet": True,
+    }
+    assert console.stderr is False
+
+
+def test_with_json_the_console_leaves_stdout_alone(attn: Any, calls: list[Any]) -> None:
+    attn("demo", "--json")
+    assert calls[0]["console"].stderr is True
+
+
+def test_an_error_of_the_demo_is_reported(attn: Any, calls: list[Any]) -> None:
+    answer = attn.json("demo", "--backend", "NONE", code=3)
+    assert answer["error"]["message"] == "nothing serves the model."
+
+
+@pytest.mark.parametrize("missing", ["attn_transformers", "transformers"])
+def test_a_package_that_is_missing_comes_with_the_command(
+    attn: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "attn_transformers.demo", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Missing(missing), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "attn_transformers", raising=False)
+    result = attn("demo")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert f"attn demo needs {missing}, which is not installed" in result.stderr
+    assert "pip install 'attn-cli[demo]'" in result.stderr
+
+
+class Missing:
+    """Makes a package look as if it were not installed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        if name == self.name or (self.name == "transformers" and name == "attn_transformers.demo"):
+            raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
