@@ -63,6 +63,7 @@ def test_a_hint_is_in_the_text_and_apart() -> None:
     assert error.message == "The box is full."
     assert error.hint == "empty it."
     assert str(AttnError("The box is full.")) == "The box is full."
+    assert str(AttnError("A table:\na  b\n", hint="read it.")) == "A table:\na  b\nHint: read it."
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -59,7 +59,8 @@ class AttnError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message} Hint: {hint}" if hint else message)
+        gap = "" if message.endswith("\n") else " "
+        super().__init__(f"{message}{gap}Hint: {hint}" if hint else message)
         self.message = message
         self.hint = hint
 

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from attn_shared_fakes import GPU, backend, request
+
+from attn_shared.capability import Reason
+from attn_shared.device import DeviceFacts, preset
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import NoBackendError, UnknownNameError
+from attn_shared.selection import (
+    SCHEMA_VERSION,
+    DecidedBy,
+    Policy,
+    Selection,
+    Verdict,
+    VerdictStatus,
+)
+
+FAST = Verdict(
+    name="FAST",
+    status=VerdictStatus.CHOSEN,
+    priority=300,
+    provenance="measured on a GPU",
+    kv_layout=KVCacheLayout.HND,
+    block_size=32,
+)
+NARROW = Verdict(
+    name="NARROW",
+    status=VerdictStatus.REJECTED,
+    priority=200,
+    provenance="a rule",
+    reasons=(
+        Reason(code="head_size", value="64", allowed="128"),
+        Reason(code="sink", value="True", allowed="False", hint="drop the sinks"),
+    ),
+)
+GONE = Verdict(
+    name="GONE", status=VerdictStatus.UNAVAILABLE, detail="gone is not installed; pip install gone"
+)
+
+
+def selection(device: DeviceFacts = GPU, **options: Any) -> Selection:
+    plain: dict[str, Any] = {
+        "request": request(),
+        "device": device,
+        "policy": Policy(),
+        "chosen": "FAST",
+        "backend": backend("FAST"),
+        "kv_layout": KVCacheLayout.HND,
+        "block_size": 32,
+        "decided_by": DecidedBy.DEFAULT,
+        "verdicts": (FAST, NARROW, GONE),
+    }
+    return Selection(**{**plain, **options})
+
+
+@pytest.mark.parametrize("word", ["auto", "AUTO", "Auto", None])
+def test_auto_names_nothing(word: str | None) -> None:
+    assert Policy(backend=word) == Policy()
+    assert Policy(backend=word).named() == (None, DecidedBy.DEFAULT)
+
+
+def test_the_model_binds_before_the_user() -> None:
+    assert Policy(backend="A").named() == ("A", DecidedBy.USER)
+    assert Policy(backend="A", required="B").named() == ("B", DecidedBy.MODEL)
+    assert Policy(measured=("A",)).named() == (None, DecidedBy.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "summary"),
+    [
+        (FAST, "priority 300: measured on a GPU"),
+        (
+            NARROW,
+            "head_size=64 (allowed: 128); sink=True (allowed: False); drop the sinks",
+        ),
+        (GONE, "gone is not installed; pip install gone"),
+        (Verdict(name="X", status=VerdictStatus.ELIGIBLE), "taken by name only"),
+        (
+            Verdict(name="X", status=VerdictStatus.ELIGIBLE, provenance="of attn-x 1.0"),
+            "taken by name only: of attn-x 1.0",
+        ),
+        (
+            Verdict(
+                name="X",
+                status=VerdictStatus.ELIGIBLE,
+                priority=0,
+                slow_features=("sink", "softcap"),
+            ),
+            "priority 0; slow path for sink, softcap",
+        ),
+    ],
+)
+def test_a_verdict_says_why_in_one_line(verdict: Verdict, summary: str) -> None:
+    assert verdict.summary() == summary
+
+
+def test_a_verdict_is_json_safe() -> None:
+    assert json.loads(json.dumps(FAST.to_dict())) == {
+        "name": "FAST",
+        "status": "chosen",
+        "priority": 300,
+        "provenance": "measured on a GPU",
+        "reasons": [],
+        "detail": "",
+        "slow_features": [],
+        "needs_probe": [],
+        "kv_layout": "HND",
+        "block_size": 32,
+    }
+    assert json.loads(json.dumps(NARROW.to_dict()))["reasons"][1] == {
+        "code": "sink",
+        "value": "True",
+        "allowed": "False",
+        "hint": "drop the sinks",
+    }
+
+
+def test_a_selection_reads_as_a_table() -> None:
+    assert str(selection(failures=("X = x:X (attn-x 1.0): OSError: no",))).split("\n") == [
+        (
+            "FAST chosen by default for NVIDIA Fake (sm_90), block_size=32, kv_layout=HND; "
+            "rejected: NARROW"
+        ),
+        "FAST    chosen       priority 300: measured on a GPU",
+        (
+            "NARROW  rejected     head_size=64 (allowed: 128); sink=True (allowed: False); "
+            "drop the sinks"
+        ),
+        "GONE    unavailable  gone is not installed; pip install gone",
+        "note: plugin failed: X = x:X (attn-x 1.0): OSError: no",
+    ]
+
+
+def test_a_selection_of_nothing_says_so() -> None:
+    nothing = selection(chosen=None, backend=None, verdicts=())
+    assert str(nothing).split("\n") == ["nothing chosen for NVIDIA Fake", ""]
+    with pytest.raises(NoBackendError) as caught:
+        _ = nothing.backend_cls
+    assert caught.value.selection is nothing
+
+
+def test_the_chosen_class_is_there() -> None:
+    assert selection().backend_cls.get_name() == "FAST"
+
+
+def test_a_verdict_by_name() -> None:
+    assert selection().verdict("GONE") is GONE
+    with pytest.raises(UnknownNameError, match="unknown candidate 'fast'; allowed: FAST, GONE, NA"):
+        selection().verdict("fast")
+
+
+def test_a_simulated_device_is_said_to_be_one() -> None:
+    notes = selection(preset("h200")).notes()
+    assert any("every vendor library is assumed installed" in note for note in notes)
+    assert not any("assumed" in note for note in selection().notes())
+
+
+def test_who_named_a_backend_is_said() -> None:
+    named = selection(
+        policy=Policy(backend="FAST", source="environment variable ATTN_BACKEND"),
+        decided_by=DecidedBy.USER,
+    )
+    assert named.notes() == ("FAST was named by environment variable ATTN_BACKEND",)
+
+
+def test_a_name_that_the_model_overrules_is_said() -> None:
+    overruled = selection(
+        policy=Policy(required="FAST", backend="NARROW"), decided_by=DecidedBy.MODEL
+    )
+    assert overruled.notes() == (
+        "NARROW was named by argument, and is overruled: the model runs on FAST only",
+    )
+    agreed = selection(policy=Policy(required="FAST", backend="FAST"), decided_by=DecidedBy.MODEL)
+    assert agreed.notes() == ()
+
+
+def test_a_selection_is_json_safe_with_a_schema_version() -> None:
+    record = json.loads(json.dumps(selection(failures=("X failed",)).to_dict()))
+    assert record["schema_version"] == SCHEMA_VERSION == 1
+    assert record["chosen"] == "FAST"
+    assert record["kv_layout"] == "HND"
+    assert record["block_size"] == 32
+    assert record["decided_by"] == "default"
+    assert [verdict["status"] for verdict in record["verdicts"]] == [
+        "chosen",
+        "rejected",
+        "unavailable",
+    ]
+    assert record["request"]["head_size"] == 64
+    assert record["device"]["name"] == "NVIDIA Fake"
+    assert record["notes"] == ["plugin failed: X failed"]
+    assert record["failures"] == ["X failed"]
+    nothing = selection(chosen=None, backend=None, kv_layout=None, block_size=None).to_dict()
+    assert nothing["chosen"] is nothing["kv_layout"] is nothing["block_size"] is None
