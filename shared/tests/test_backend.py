@@ -87,7 +87,8 @@ def test_what_a_backend_must_say_is_its_own() -> None:
         "get_builder_cls",
     }
     FakeBackend.load_vendor(GPU, NOTHING)
-    assert FakeBackend.vendor_libraries == FakeBackend.vendor_specs == ()
+    assert FakeBackend.vendor_libraries == ()
+    assert FakeBackend.vendor_specs == ()
     assert FakeBackend.auto_priority is None
     assert FakeBackend.forward_includes_kv_cache_update is False
 

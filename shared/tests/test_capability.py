@@ -16,7 +16,7 @@ from attn_shared.dtypes import KVCacheLayout
 from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Phase
 
-FEATURES = {
+FEATURES: dict[str, dict[str, Any]] = {
     "sinks": {"has_sinks": True},
     "window": {"window": (127, 0)},
     "two_sided_window": {"window": (127, 127), "non_causal": True},
@@ -288,8 +288,8 @@ capabilities = st.builds(
     phases=st.frozensets(st.sampled_from(Phase)),
     block_sizes=st.sampled_from([(), (16,), (MultipleOf(32), 24)]),
     max_block_size=st.sampled_from([None, 48]),
-    kv_layouts=st.permutations(KVCacheLayout).map(tuple),
-    **dict.fromkeys(FEATURES, supports),  # type: ignore[arg-type]
+    kv_layouts=st.permutations(list(KVCacheLayout)).map(tuple),
+    **dict.fromkeys(FEATURES, supports),
 )
 STRICTER = [
     *FEATURES.values(),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable
@@ -390,7 +391,7 @@ def test_selecting_imports_no_vendor(write_module: Callable[[str, str], None]) -
     write_module("attn_fake_vendor", "raise RuntimeError('imported')")
 
     def load() -> None:
-        import attn_fake_vendor  # noqa: F401
+        importlib.import_module("attn_fake_vendor")
 
     registry = registry_of(backend("X", load=load, vendor_libraries=("a",)))
     assert choose(registry, None, None, library("a")).chosen == "X"

@@ -161,7 +161,7 @@ def test_scan_finds_a_module_without_metadata_and_imports_nothing(
 def test_scan_takes_no_sub_module_and_no_nonsense_for_a_sign(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "attn_fake_none", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "attn_fake_none", None)
     assert scan([spec(module=module)]).get("flash_attn").status is VendorStatus.ABSENT
 
 

@@ -37,7 +37,7 @@ def spec(kind: type[AttentionSpec] = FullAttentionSpec, **options: Any) -> Atten
     return kind(**{**plain, **options})
 
 
-INT8 = {"dtype": torch.int8, "kv_cache_dtype": "int8_per_token_head"}
+INT8: dict[str, Any] = {"dtype": torch.int8, "kv_cache_dtype": "int8_per_token_head"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_scales_end_their_entry(layout: str, widths: tuple[int, int]) -> None:
     found = spec(layout=layout, head_size=widths[0], head_size_v=widths[1], **INT8)
     cache = found.allocate(2, "cpu")
     views = found.split(cache)
-    assert views.key.shape[-1], views.value.shape[-1] == widths
+    assert (views.key.shape[-1], views.value.shape[-1]) == widths
     assert views.key_scale is not None
     assert views.value_scale is not None
     assert views.key_scale.dtype is views.value_scale.dtype is torch.float32
@@ -135,8 +135,9 @@ def test_scales_need_aligned_strides() -> None:
 
 @pytest.mark.parametrize("field", ["num_kv_heads", "head_size", "head_size_v"])
 def test_heads_are_positive(field: str) -> None:
+    zero: dict[str, Any] = {field: 0}
     with pytest.raises(InvalidRequestError, match=f"{field}=0 is not allowed"):
-        spec(**{field: 0})
+        spec(**zero)
 
 
 def test_a_layout_may_be_named_and_nothing_else() -> None:
@@ -160,6 +161,7 @@ def test_specs_are_frozen_values_of_their_kind() -> None:
 
 def test_a_sliding_window_bounds_memory() -> None:
     found = spec(SlidingWindowSpec, window_left=4095)
+    assert isinstance(found, SlidingWindowSpec)
     # 4095 earlier keys and 8192 of one step: 12287 tokens in 768 blocks, one more at a boundary
     assert found.max_memory_bytes(131072) == 769 * 8192
     assert found.max_memory_bytes(131072, max_num_batched_tokens=1) == (256 + 1) * 8192

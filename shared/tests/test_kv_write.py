@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +58,7 @@ def raw(cache: Tensor) -> bytearray:
 def poisoned(found: AttentionSpec | MLAAttentionSpec, num_blocks: int) -> Tensor:
     """Return a cache whose every byte, padding included, is POISON."""
     cache = found.allocate(num_blocks, "cpu")
-    cache.untyped_storage().fill_(POISON)
+    torch.tensor([], dtype=torch.uint8).set_(cache.untyped_storage()).fill_(POISON)
     return cache
 
 
@@ -302,7 +301,7 @@ class Call:
 
 
 @pytest.fixture
-def call() -> Iterator[Call]:
+def call() -> Call:
     return Call(spec(), torch.zeros(2, 2, 3), torch.zeros(2, 2, 3), torch.tensor([0, 1]))
 
 

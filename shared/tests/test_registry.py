@@ -261,12 +261,13 @@ def test_a_class_that_cannot_serve_is_refused_where_it_is_registered() -> None:
 def test_the_generation_grows_with_every_change_and_no_question() -> None:
     found = registry(of("X"), platforms=[FakeEntryPoint("fake", "f:P", target=platform())])
     generations = [found.generation]
-    for change in (
+    changes: list[Callable[[], None]] = [
         lambda: found.register("Y", backend("Y")),
         lambda: found.register("Y", backend("Y")),
         lambda: found.clear_override("Y"),
         lambda: found.register("MAMBA1", dict, kind="mamba"),
-    ):
+    ]
+    for change in changes:
         change()
         generations.append(found.generation)
     assert sorted(set(generations)) == generations

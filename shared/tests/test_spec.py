@@ -85,7 +85,7 @@ def test_a_scale_is_a_finite_number(scale: Any) -> None:
         ({"dcp_interleave": 0}, "dcp_interleave=0 is not allowed"),
     ],
 )
-def test_a_rank_is_inside_its_group(options: dict[str, int], message: str) -> None:
+def test_a_rank_is_inside_its_group(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         LayerSpec.from_request(request(dcp_size=2), scale=0.125, **options)
 

@@ -143,14 +143,14 @@ def test_an_encoder_gets_no_cache() -> None:
     )
     found = verdict_on(registry_of(able), request(attn_type="encoder_only"))
     assert found.status is VerdictStatus.ELIGIBLE
-    assert found.kv_layout is found.block_size is None
+    assert (found.kv_layout, found.block_size) == (None, None)
 
 
 def test_a_backend_that_cannot_is_rejected_with_all_reasons() -> None:
     found = verdict_on(registry_of(backend("X")), request(head_size=20, has_sinks=True))
     assert found.status is VerdictStatus.REJECTED
     assert [reason.code for reason in found.reasons] == ["head_size", "sink"]
-    assert found.kv_layout is found.block_size is None
+    assert (found.kv_layout, found.block_size) == (None, None)
 
 
 @pytest.mark.parametrize(
