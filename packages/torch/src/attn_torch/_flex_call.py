@@ -147,9 +147,17 @@ def _compiled(device_type: str, with_lse: bool, kind: Hashable) -> Any:
     (it replaces the name of one size inside the name of another). They are padded to powers of
     two instead. Elsewhere they become symbolic once they vary.
     """
-    body = _attend_with_lse if with_lse else _attend
+    body = _lse_body() if with_lse else _attend
     own = types.FunctionType(body.__code__.replace(co_name=f"{body.__name__}_own"), globals())
     return torch.compile(own, fullgraph=True, dynamic=False if device_type == "cpu" else None)
+
+
+def _lse_body() -> Any:
+    from torch.nn.attention import flex_attention
+
+    # torch 2.8 has no AuxRequest; its way was not run here.
+    has_request = hasattr(flex_attention, "AuxRequest")
+    return _attend_with_lse if has_request else _attend_with_lse_before_2_9
 
 
 def _attend(
@@ -190,6 +198,29 @@ def _attend_with_lse(
         return_aux=AuxRequest(lse=True),
     )
     return output, aux.lse
+
+
+def _attend_with_lse_before_2_9(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None,
+    block_mask: Any,
+    scale: float,
+    kernel_options: Any,
+) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(
+        query,
+        key,
+        value,
+        score_mod,
+        block_mask,
+        scale,
+        kernel_options=kernel_options,
+        return_lse=True,
+    )
 
 
 def _unchanged(score: Tensor, tile: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

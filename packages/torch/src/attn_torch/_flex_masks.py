@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_torch._visibility import Visibility
 
-__all__ = ["KeyPosition", "MaskMod", "ScoreMod", "TileFacts", "mask_mod", "score_mod", "see"]
+__all__ = ["KeyPosition", "Logits", "MaskMod", "ScoreMod", "TileFacts", "mask_mod", "see"]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tile, head, query index, key index) -> whether the pair is visible."""
@@ -116,35 +116,40 @@ def mask_mod(
     return is_visible
 
 
-def score_mod(
-    *,
-    softcap: float | None,
-    slopes: Tensor | None,
-    first_position: Tensor,
-    group: int,
-    key_position: KeyPosition,
-) -> ScoreMod | None:
-    """Return what turns scaled products into logits: the cap first, then the ALiBi bias.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Logits:
+    """What a layer makes of products: scale, then the cap, then the ALiBi bias.
 
-    Args:
+    Attributes:
+        scale: factor on q.k.
         softcap: cap of `cap * tanh(x / cap)`, or None.
-        slopes: (Hq,) of the bias -slope * |i - j|, or None.
-        first_position: (n,) of the tiles.
-        group: query heads per kv head.
-        key_position: of the plan.
-
-    Returns:
-        None where scores stay as they are.
+        slopes: (Hq,) float32 of the bias -slope * |i - j|, or None.
     """
-    if softcap is None and slopes is None:
-        return None
 
-    def logit(score: Tensor, tile: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        if slopes is not None:
-            distance = first_position[tile] + query // group - key_position(tile, key)
-            score = score - slopes[head * group + query % group] * torch.abs(distance)
-        return score
+    scale: float
+    softcap: float | None
+    slopes: Tensor | None
 
-    return logit
+    def score_mod(
+        self, first_position: Tensor, group: int, key_position: KeyPosition
+    ) -> ScoreMod | None:
+        """Return what turns scaled products into logits; None where they stay as they are.
+
+        Args:
+            first_position: (n,) of the tiles.
+            group: query heads per kv head.
+            key_position: of the plan.
+        """
+        softcap, slopes = self.softcap, self.slopes
+        if softcap is None and slopes is None:
+            return None
+
+        def logit(score: Tensor, tile: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            if slopes is not None:
+                distance = first_position[tile] + query // group - key_position(tile, key)
+                score = score - slopes[head * group + query % group] * torch.abs(distance)
+            return score
+
+        return logit

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attn_torch._flex_call import FlexResult, call_uncompiled
-from attn_torch._flex_masks import score_mod, see
+from attn_torch._flex_masks import Logits, see
 from attn_torch._flex_table import PagedTable
 from attn_torch._flex_tiles import Tile, TileRows, cut, facts_of
 from attn_torch._precision import accumulator_dtype
@@ -85,25 +85,14 @@ class DensePlan:
     first_position: Tensor
     mask: Tensor
 
-    def run(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
-        slopes: Tensor | None,
-    ) -> FlexResult:
+    def run(self, query: Tensor, key: Tensor, value: Tensor, logits: Logits) -> FlexResult:
         """Attend.
 
         Args:
             query: (T, Hq, D).
             key: (num_blocks, block_size, Hkv, D), or (Tk, Hkv, D) without a cache.
             value: likewise, of width Dv.
-            scale: factor on q.k.
-            softcap: of the logits, or None.
-            slopes: (Hq,) of ALiBi, or None.
+            logits: of the layer.
 
         Returns:
             Output (n, Hkv, R * G, Dv) and LSE (n, Hkv, R * G).
@@ -115,6 +104,9 @@ class DensePlan:
         def is_visible(tile: Tensor, head: Tensor, row: Tensor, place: Tensor) -> Tensor:
             return mask[tile, row // group, place]
 
+        def key_position(tile: Tensor, place: Tensor) -> Tensor:
+            return first_key[tile] + place
+
         dtype = query.dtype
         if dtype is torch.float32:
             dtype = accumulator_dtype(query.device)
@@ -123,14 +115,8 @@ class DensePlan:
             self.slots.read(key, dtype).transpose(1, 2),
             self.slots.read(value, dtype).transpose(1, 2),
             mask_mod=is_visible,
-            score_mod=score_mod(
-                softcap=softcap,
-                slopes=slopes,
-                first_position=self.first_position,
-                group=group,
-                key_position=lambda tile, place: first_key[tile] + place,
-            ),
-            scale=scale,
+            score_mod=logits.score_mod(self.first_position, group, key_position),
+            scale=logits.scale,
         )
 
 
