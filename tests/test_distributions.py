@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 VERSION = (Path(__file__).resolve().parents[1] / "VERSION").read_text(encoding="utf-8").strip()
 DISTRIBUTIONS = (
+    "attn-bench",
     "attn-cli",
     "attn-conformance",
     "attn-cpu",
