@@ -163,7 +163,7 @@ def _check_shapes(
         )
     if step is None:
         return
-    handed_len = step.query_len if note is not None else step.handed_len
+    handed_len = step.handed_len if note is None else note.count
     if (query.shape[2], key.shape[2]) != (step.query_len, handed_len):
         raise InvalidInputError.for_argument(
             "(queries, keys) per row",

@@ -11,11 +11,12 @@ import torch
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.layer import Attention, StepPlan
+from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_transformers.blocks import BlockPool, BlockTables, Copies
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
-from attn_transformers.tokens import Tokens, has_gap
+from attn_transformers.tokens import Requests, Tokens, has_gap, refuse_gap
 
 __all__ = ["LayerGroup", "Turn"]
 
@@ -26,13 +27,13 @@ class Turn:
 
     Attributes:
         start, stop: places of the pass, padding included.
-        tokens: which of them hold real tokens.
+        queries: which of them are answered.
         plan: the batch and the backend's plan; None where every place is padding.
     """
 
     start: int
     stop: int
-    tokens: Tokens
+    queries: Tokens
     plan: StepPlan | None
 
 
@@ -41,6 +42,8 @@ class LayerGroup:
 
     Attributes:
         key: what the layers have in common.
+        selection: which backend runs them, and why.
+        spec: format of the blocks.
         num_places: places of each row that were fed so far, padding included.
         pool: the group's blocks.
         caches: layer index -> cache tensor.
@@ -56,6 +59,7 @@ class LayerGroup:
         if not isinstance(spec, AttentionSpec):
             raise UnsupportedOptionError(f"{attention.selection.chosen} has no paged cache.")
         self.key = key
+        self.selection = attention.selection
         self.spec = spec
         self.num_places = 0
         self.pool = BlockPool(max_blocks)
@@ -72,10 +76,10 @@ class LayerGroup:
         self,
         attention: Attention,
         step: StepMask | None,
-        *,
         batch_size: int,
         start: int,
         count: int,
+        *,
         keeps_past: bool,
     ) -> Turn:
         """Return the pass that feeds places start to start + count, begun by its first layer.
@@ -103,16 +107,36 @@ class LayerGroup:
             )
         tables = self._tables_of(batch_size)
         is_real = self._padding_of(step, batch_size, start + count)
-        tokens = Tokens.all_of(batch_size, count)
-        if is_real is not None:
-            tokens = Tokens.where(is_real[:, start:], attention.device)
         if not keeps_past and self.key.window[0] is not None:
             tables.leave([length - self.key.window[0] for length in tables.lengths])
-        tables.append(tokens.lengths)
+        fed = [count] * batch_size
+        if is_real is not None:
+            fed = is_real[:, start:].sum(1).tolist()
+        tables.append(fed)
         self._padding, self.num_places = is_real, start + count
-        plan = self._plan(attention, tables, tokens) if tokens.count else None
-        self._turn = Turn(start=start, stop=start + count, tokens=tokens, plan=plan)
+        self._turn = self._plan(attention, tables, count, writes=True)
         return self._turn
+
+    def reread(self, attention: Attention, step: StepMask | None, count: int) -> Turn:
+        """Return a pass of the last `count` places as queries, whose keys are written already.
+
+        Args:
+            attention: a layer of the group.
+            step: the rules of these queries.
+            count: queries per row.
+
+        Raises:
+            InvalidInputError: nothing was fed yet, or less.
+        """
+        if self._tables is None or not 0 < count <= self.num_places:
+            raise InvalidInputError.for_argument(
+                "queries per row", count, f"1 to {self.num_places}, the places in the cache"
+            )
+        memo: dict[Any, Any] = {} if step is None else step.memo
+        if self.key not in memo:
+            memo[self.key] = self._plan(attention, self._tables, count, writes=False)
+        turn: Turn = memo[self.key]
+        return turn
 
     def _tables_of(self, batch_size: int) -> BlockTables:
         if self._tables is None or self.num_places == 0:
@@ -123,9 +147,7 @@ class LayerGroup:
             )
         return self._tables
 
-    def _padding_of(
-        self, step: StepMask | None, batch_size: int, stop: int
-    ) -> torch.Tensor | None:
+    def _padding_of(self, step: StepMask | None, batch_size: int, stop: int) -> torch.Tensor | None:
         """Return which of the first `stop` places are real; the past must be what it was."""
         now = None if step is None else step.is_real
         if step is not None and (step.key_start, step.key_len) != (0, stop):
@@ -143,24 +165,43 @@ class LayerGroup:
                 "other in its past than when those tokens were fed",
                 "the earlier mask with new columns on its right",
             )
-        if self.key.window != (None, None) and has_gap(full):
-            raise UnsupportedOptionError(
-                f"a sliding window of {self.key.window} over padding between real tokens of a row.",
-                hint="pad on the left.",
-            )
+        if has_gap(full):
+            refuse_gap(self.key.window, stop)
         return full
 
-    def _plan(self, attention: Attention, tables: BlockTables, tokens: Tokens) -> StepPlan:
-        active = [row for row, length in enumerate(tokens.lengths) if length]
-        common = CommonAttentionMetadata.from_lengths(
-            query_lens=[tokens.lengths[row] for row in active],
-            seq_lens=[tables.lengths[row] for row in active],
-            block_table=tables.tensor(active),
-            block_size=self.spec.block_size,
-            device=attention.device,
-            causal=self.key.is_causal,
+    def _plan(self, attention: Attention, tables: BlockTables, count: int, *, writes: bool) -> Turn:
+        """Plan the last `count` places as queries; `writes`: their keys are new."""
+        requests = Requests.unpadded(len(tables), count, self.num_places)
+        if self._padding is not None:
+            requests = Requests.padded(self._padding, count, self.key.window, attention.device)
+        plan = None
+        if requests.rows:
+            table = tables.tensor(requests.rows)
+            slots = self._slots(table, requests).to(attention.device) if writes else None
+            common = CommonAttentionMetadata.from_lengths(
+                query_lens=requests.query_lens,
+                seq_lens=requests.seq_lens,
+                block_table=table,
+                slot_mapping=slots,
+                device=attention.device,
+                causal=self.key.is_causal,
+            )
+            plan = attention.plan(common, num_blocks=self.pool.capacity)
+        return Turn(
+            start=self.num_places - count,
+            stop=self.num_places,
+            queries=requests.queries,
+            plan=plan,
         )
-        return attention.plan(common, num_blocks=self.pool.capacity)
+
+    def _slots(self, table: torch.Tensor, requests: Requests) -> torch.Tensor:
+        """Return the slot of each query's key, (T,) int64 on the host; padding is not written."""
+        lens = torch.tensor(requests.seq_lens, dtype=torch.int32)
+        starts = torch.zeros(len(lens) + 1, dtype=torch.int32)
+        starts[1:] = torch.tensor(requests.query_lens).cumsum(0)
+        slots = slot_mapping_for(table, starts, lens, self.spec.block_size)
+        slots[len(slots) - requests.num_unwritten :] = PAD_SLOT_ID
+        return slots
 
     def cache_of(self, layer: int) -> torch.Tensor:
         """Return the layer's cache tensor, as large as the pool."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from attn_shared.request import AttentionType, Window
 from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
 
-__all__ = ["LayerKey", "attention_for", "selections"]
+__all__ = ["LayerKey", "attention_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +85,7 @@ _WITH_SINKS: weakref.WeakKeyDictionary[torch.nn.Module, dict[LayerKey, Attention
 )
 
 
-def attention_for(
-    key: LayerKey, module: torch.nn.Module, sinks: torch.Tensor | None
-) -> Attention:
+def attention_for(key: LayerKey, module: torch.nn.Module, sinks: torch.Tensor | None) -> Attention:
     """Return the layer that runs a module: shared by all alike, its own where it has sinks.
 
     Args:
@@ -106,9 +103,3 @@ def attention_for(
         own[key] = key.build(sinks)
     own[key].sinks = sinks
     return own[key]
-
-
-def selections() -> list[Any]:
-    """Return the selection of every kind of layer that was built so far, oldest first."""
-    with_sinks = [attention for own in _WITH_SINKS.values() for attention in own.values()]
-    return [attention.selection for attention in (*_ALIKE.values(), *with_sinks)]

@@ -9,8 +9,8 @@ tensor that only carries the rules along: it has the shape of a mask and takes n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -18,10 +18,9 @@ import torch
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.request import Window, window_of
+from attn_transformers.tokens import has_gap
 
 __all__ = ["StepMask", "attention_mask", "step_of"]
-
-_ATTRIBUTE = "attn_step"
 
 MaskFunction = Callable[..., Any]
 """(batch, head, query index, key index) -> whether the query sees the key."""
@@ -42,6 +41,7 @@ class StepMask:
         key_len: such keys per row that exist already.
         handed_len: such keys per row, with those that a preallocated cache has room for.
         is_real: (B, key_len) bool on the host: which keys are no padding; None: all are real.
+        has_gap: padding lies between real tokens of a row, be it before the first of these keys.
         memo: what attention functions keep between the layers of this pass.
     """
 
@@ -53,7 +53,64 @@ class StepMask:
     key_len: int
     handed_len: int
     is_real: torch.Tensor | None
+    has_gap: bool
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    def of_last_queries(self, count: int) -> StepMask:
+        """Return the rules for the last `count` queries of each row."""
+        start = self.query_start + self.query_len - count
+        return replace(self, query_start=start, query_len=count, memo={})
+
+
+class RulesTensor(torch.Tensor):
+    """A mask that carries a `StepMask` in its attribute `step`.
+
+    Moving or copying it keeps the rules, and taking the last queries narrows them (models do that
+    to generate, in layers that share other layers' keys). Anything else makes a mask that nobody
+    knows the rules of.
+    """
+
+    step: StepMask
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch on the plain tensors, and keep the rules where it only moves."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func in _MOVES and result.shape == args[0].shape and result.dtype is torch.bool:
+            return carrying(result, args[0].step)
+        if func is torch.Tensor.__getitem__ and _keeps_last_queries(args[0], args[1]):
+            return carrying(result, args[0].step.of_last_queries(result.shape[2]))
+        return result
+
+
+_MOVES = frozenset(
+    {torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.clone, torch.Tensor.detach}
+)
+
+
+def _keeps_last_queries(mask: torch.Tensor, index: object) -> bool:
+    """Whether an index is [:, :, -n:, :] with 0 < n <= queries."""
+    if not isinstance(index, tuple) or len(index) != 4:
+        return False
+    whole, chosen = slice(None), index[2]
+    if any(index[dim] != whole for dim in (0, 1, 3)) or not isinstance(chosen, slice):
+        return False
+    is_tail = chosen.stop is None and chosen.step is None and isinstance(chosen.start, int)
+    return is_tail and -mask.shape[2] <= chosen.start < 0
+
+
+def carrying(mask: torch.Tensor, step: StepMask) -> RulesTensor:
+    """Return a view of a mask that carries rules."""
+    rules: RulesTensor = mask.as_subclass(RulesTensor)
+    rules.step = step
+    return rules
 
 
 def step_of(mask: object) -> StepMask:
@@ -62,9 +119,8 @@ def step_of(mask: object) -> StepMask:
     Raises:
         UnsupportedOptionError: it carries none: another made it.
     """
-    step = getattr(mask, _ATTRIBUTE, None)
-    if isinstance(step, StepMask):
-        return step
+    if isinstance(mask, RulesTensor):
+        return mask.step
     shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ""
     raise UnsupportedOptionError(
         f"attention_mask {type(mask).__name__} {shape} was not made by attn's mask function: "
@@ -111,6 +167,7 @@ def attention_mask(
     key_len = kv_length
     if is_causal:  # a preallocated cache hands out slots of tokens that are yet to come
         key_len = min(kv_length, query_start + q_length - kv_offset)
+    is_real = _real_places(attention_mask, batch_size, kv_offset + key_len)
     step = StepMask(
         is_causal=is_causal,
         window=window,
@@ -119,20 +176,17 @@ def attention_mask(
         key_start=kv_offset,
         key_len=key_len,
         handed_len=kv_length,
-        is_real=_real_keys(attention_mask, batch_size, kv_offset, key_len),
+        is_real=None if is_real is None else is_real[:, kv_offset:],
+        has_gap=is_real is not None and has_gap(is_real),
     )
     mask = torch.ones((), dtype=torch.bool, device=device)
-    mask = mask.expand(batch_size, 1, q_length, kv_length)
-    setattr(mask, _ATTRIBUTE, step)
-    return mask
+    return carrying(mask.expand(batch_size, 1, q_length, kv_length), step)
 
 
-def _real_keys(
-    padding: torch.Tensor | None, batch_size: int, start: int, length: int
-) -> torch.Tensor | None:
-    """Return which keys from `start` on are real, (B, length) on the host; None: all are.
+def _real_places(padding: torch.Tensor | None, batch_size: int, length: int) -> torch.Tensor | None:
+    """Return which of the first places are real, (B, length) on the host; None: all are.
 
-    transformers gives a padding mask the length of all tokens so far; tokens past its end are
+    transformers gives a padding mask the length of all tokens so far; places past its end are
     padding.
     """
     if padding is None:
@@ -141,7 +195,7 @@ def _real_keys(
         raise InvalidInputError.for_argument(
             "attention_mask shape", tuple(padding.shape), f"({batch_size}, tokens)"
         )
-    is_real = padding[:, start : start + length].bool().cpu()
+    is_real = padding[:, :length].bool().cpu()
     if (missing := length - is_real.shape[1]) > 0:
         is_real = torch.nn.functional.pad(is_real, (0, missing))
     return None if bool(is_real.all()) else is_real

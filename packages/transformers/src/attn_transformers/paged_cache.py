@@ -24,6 +24,7 @@ from transformers.cache_utils import (
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
+from attn_shared.selection import Selection
 from attn_transformers.groups import LayerGroup
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
@@ -219,31 +220,30 @@ class PagedCache(Cache):  # type: ignore[misc]
             step: the pass's rules; None: no padding.
 
         Returns:
-            (B, T, Hq, Dv); padding gets zeros.
+            (B, T, Hq, Dv); padding gets zeros, except the last place of a row.
         """
-        if query.shape[2] != note.count:
+        group = self._group(note.layer, key_of_layer, attention)
+        if note.is_written and query.shape[2] != note.count:
+            turn = group.reread(attention, step, query.shape[2])
+        elif query.shape[2] == note.count:
+            keeps_past = self.layers[note.layer].record_past
+            turn = group.turn(
+                attention, step, query.shape[0], note.start, note.count, keeps_past=keeps_past
+            )
+        else:
             raise InvalidInputError.for_argument(
                 "queries per row", query.shape[2], f"{note.count}, the tokens put into the cache"
             )
-        group = self._group(note.layer, key_of_layer, attention)
-        turn = group.turn(
-            attention,
-            step,
-            batch_size=query.shape[0],
-            start=note.start,
-            count=note.count,
-            keeps_past=self.layers[note.layer].record_past,
-        )
         self._pending = None
-        output = query.new_zeros((turn.tokens.count, query.shape[1], value.shape[3]))
+        output = query.new_zeros((turn.queries.count, query.shape[1], value.shape[3]))
         if turn.plan is not None:
             new = (None, None)
             if not note.is_written:
-                new = (turn.tokens.gather(key), turn.tokens.gather(value))
+                new = (turn.queries.gather(key), turn.queries.gather(value))
             blocks = group.cache_of(note.layer)
-            attention.forward(turn.tokens.gather(query), *new, blocks, turn.plan, output)
+            attention.forward(turn.queries.gather(query), *new, blocks, turn.plan, output)
         note.is_written = True
-        return turn.tokens.scatter(output)
+        return turn.queries.scatter(output)
 
     def _group(self, layer: int, key: LayerKey, attention: Attention) -> LayerGroup:
         group = self._group_of.get(layer)
@@ -269,6 +269,10 @@ class PagedCache(Cache):  # type: ignore[misc]
             "attn_transformers.register(); after a failed pass call cache.reset().",
         )
 
+    def selections(self) -> tuple[Selection, ...]:
+        """Return which backend runs each kind of layers, and why; empty before the first pass."""
+        return tuple(group.selection for group in self._groups.values())
+
     def usage(self) -> CacheUsage:
         """Return how much memory it takes, and took at most."""
         groups = list(self._groups.values())
@@ -278,6 +282,34 @@ class PagedCache(Cache):  # type: ignore[misc]
             peak_used_blocks=sum(group.pool.peak_used for group in groups),
             peak_used_bytes=sum(group.peak_used_bytes for group in groups),
             block_size=groups[0].spec.block_size if groups else None,
+        )
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the state of a convolution; only a cache made with the configuration has it."""
+        self._refuse_state(layer_idx)
+        state: torch.Tensor | None = super().get_conv_state(layer_idx, state_idx)
+        return state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the state of a recurrent layer; only a cache made with the configuration has it."""
+        self._refuse_state(layer_idx)
+        state: torch.Tensor | None = super().get_recurrent_state(layer_idx, state_idx)
+        return state
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Refuse: sparse attention over an indexer's selection is not served here."""
+        raise UnsupportedOptionError(
+            f"layer {layer_idx} keeps an indexer's keys, for which PagedCache has no place.",
+            hint="let generate() make transformers' own cache.",
+        )
+
+    def _refuse_state(self, layer_idx: int) -> None:
+        if layer_idx < len(self.layers) and not isinstance(self.layers[layer_idx], PagedLayer):
+            return
+        raise UnsupportedOptionError(
+            f"layer {layer_idx} has a state beside attention, which this PagedCache knows nothing "
+            "of.",
+            hint="make it with PagedCache(model.config).",
         )
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

@@ -54,7 +54,5 @@ def _register(name: str, policy: Policy, settings: Settings) -> None:
     from attn_transformers.attention import AttentionFunction
     from attn_transformers.masks import attention_mask
 
-    AttentionInterface.register(
-        name, AttentionFunction(policy=policy, is_checked=settings.checked)
-    )
+    AttentionInterface.register(name, AttentionFunction(policy=policy, is_checked=settings.checked))
     AttentionMaskInterface.register(name, attention_mask)
