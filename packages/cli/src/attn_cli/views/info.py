@@ -20,7 +20,7 @@ def info_tables(record: Record) -> Iterator[RenderableType]:
     yield _versions(record)
     yield section("Platforms")
     yield column_table(
-        ("Platform", "Package", "Verdict", "Reason"),
+        ("Platform", "Package", "Status", "Reason"),
         [_platform_row(p, record) for p in record["platforms"]],
     )
     devices = [row for p in record["platforms"] for row in _device_rows(p)]
@@ -46,9 +46,10 @@ def _versions(record: Record) -> Text:
 def _platform_row(platform: Record, record: Record) -> tuple[Text | str, ...]:
     is_current = platform["name"] == record["current_platform"]
     name = Text(platform["name"], style="bold" if is_current else "")
-    verdict = status_text("available" if platform["available"] else "unavailable")
+    is_here = platform["available"]
+    status = status_text("available") if is_here else Text("unavailable", style="dim")
     reason = platform["reason"] + (" (current)" if is_current else "")
-    return (name, platform["distribution"], verdict, reason)
+    return (name, platform["distribution"], status, reason)
 
 
 def _device_rows(platform: Record) -> Iterator[tuple[str, Text]]:

@@ -19,7 +19,9 @@ __all__ = ["brief", "full"]
 def brief(selection: Selection) -> Iterator[RenderableType]:
     """Return the choice and one short line per candidate."""
     yield _choice(selection)
+    yield Text()
     yield _verdicts(selection, _short_why)
+    yield Text()
     yield notes_block(selection.notes())
 
 
@@ -27,7 +29,9 @@ def full(selection: Selection) -> Iterator[RenderableType]:
     """Return the request, the choice, and each candidate with every reason in full."""
     yield _asked(selection.request)
     yield _choice(selection)
+    yield Text()
     yield _verdicts(selection, _long_why, is_airy=True)
+    yield Text()
     yield notes_block(selection.notes())
 
 
