@@ -29,7 +29,11 @@ def _scaled(depth: Depth, fit: Fit) -> Iterator[Case]:
     """Scales far from 1 and from each other, so that none can stand for the other."""
     for name in (*_E4M3, "fp8_e5m2"):
         for k_scale, v_scale in ((0.25, 3.0), (2.0, 0.5), (1.0, 4.0)):
-            fields = {"kv_cache_dtype": name, "k_scale": k_scale, "v_scale": v_scale}
+            fields: dict[str, Any] = {
+                "kv_cache_dtype": name,
+                "k_scale": k_scale,
+                "v_scale": v_scale,
+            }
             yield from over_shapes(
                 fit, depth, f"{name}-{k_scale}-{v_scale}", names=("mixed",), **fields
             )
@@ -39,7 +43,7 @@ def _saturating(depth: Depth, fit: Fit) -> Iterator[Case]:
     """With a scale this small the largest entries do not fit; they saturate, and are no NaN."""
     for name in (*_E4M3, "fp8_e5m2"):
         scale = 2**-9 if name != "fp8_e5m2" else 2**-16
-        fields = {"kv_cache_dtype": name, "k_scale": scale, "v_scale": scale}
+        fields: dict[str, Any] = {"kv_cache_dtype": name, "k_scale": scale, "v_scale": scale}
         yield from over_shapes(fit, depth, name, names=("mixed",), **fields)
 
 
@@ -50,7 +54,12 @@ def _per_head(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 def _fnuz(depth: Depth, fit: Fit) -> Iterator[Case]:
     for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
-        fields = {"kv_cache_dtype": "fp8", "fp8_e4m3_dtype": dtype, "k_scale": 0.5, "v_scale": 2.0}
+        fields: dict[str, Any] = {
+            "kv_cache_dtype": "fp8",
+            "fp8_e4m3_dtype": dtype,
+            "k_scale": 0.5,
+            "v_scale": 2.0,
+        }
         yield from over_shapes(fit, depth, str(dtype).removeprefix("torch."), **fields)
 
 

@@ -61,7 +61,7 @@ class CappedBeforeScale(Twin):
         """See above."""
 
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """scale * cap * tanh(x / cap) is a cap of scale * cap on scale * x."""
+            """Scale * cap * tanh(x / cap) is a cap of scale * cap on scale * x."""
             options = super().options(call)
             if options.softcap is None:
                 return options
@@ -125,7 +125,7 @@ class SinkPerSplit(Twin):
         """See above."""
 
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """n equal logits are one that is ln(n) higher."""
+            """N equal logits are one that is ln(n) higher."""
             options = super().options(call)
             if options.sinks is None:
                 return options

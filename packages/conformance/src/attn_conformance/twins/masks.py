@@ -63,7 +63,7 @@ def _by_request(self: ReferenceImpl, call: ReferenceCall, first: Any) -> Referen
     starts, lens = call.common.query_start_loc.tolist(), call.common.seq_lens.tolist()
     for request, seq_len in enumerate(lens):
         start, stop = starts[request], starts[request + 1]
-        if not (0 < stop - start and 0 < seq_len and views.key.dtype == call.query.dtype):
+        if not (stop - start > 0 and seq_len > 0 and views.key.dtype == call.query.dtype):
             continue
         size = views.key.shape[1]
         blocks = call.common.block_table[request, : -(-seq_len // size)].long()  # type: ignore[index]
