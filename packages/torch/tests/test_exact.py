@@ -38,6 +38,13 @@ def test_a_sink_enters_the_denominator_once():
     assert lse.item() == pytest.approx(math.log(8.0))
 
 
+def test_a_sink_far_above_the_logits_takes_everything():
+    options = ExactOptions(scale=1.0, sinks=torch.tensor([200.0]))
+    output, lse = exact_attention(*_one(0.0, 1.0), options)
+    assert output.item() == pytest.approx(0.0, abs=1e-30)
+    assert lse.item() == 200.0
+
+
 def test_scale_then_softcap_then_alibi():
     options = ExactOptions(scale=0.5, softcap=2.0, alibi_slopes=torch.tensor([0.25]))
     distance = torch.tensor([[[3, 1]]])

@@ -147,6 +147,16 @@ def test_cross_attention_reads_the_encoders_keys(dtype):
     _check(case)
 
 
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_grouped_rows_without_a_causal_mask(query_len):
+    lens = {"query_lens": (query_len,) * 4, "seq_lens": (11, 9, 12, 10)}
+    for attn_type in (AttentionType.DECODER, CROSS):
+        case = Case(**lens, causal=False, attn_type=attn_type)
+        (plan,) = _prepared(case.build())[1].plans.values()
+        assert len(plan.tiles) == 1
+        _check(case)
+
+
 def test_a_long_prefill_is_cut_into_masked_rows():
     options = {"num_heads": 2, "num_kv_heads": 1, "head_size": 8, "block_size": 16}
     _check(Case(query_lens=(600,), seq_lens=(700,), **options))

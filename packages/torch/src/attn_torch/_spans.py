@@ -109,25 +109,24 @@ def spans_of(
     spans, blind = [], []
     for request, (start, stop) in enumerate(pairwise(query_starts)):
         key_len, causal = key_lens[request], is_causal[request]
-        position = key_len - (stop - start)
-        hidden = visibility.num_blind_rows(position, stop - start, key_len, is_causal=causal)
+        first = key_len - (stop - start)
+        hidden = visibility.num_blind_rows(first, stop - start, key_len, is_causal=causal)
         if hidden:
             blind.append(slice(start, start + hidden))
         if start + hidden == stop:
             continue
-        own = ranges[request] if ranges else ()
-        spans.append(
-            Span(
-                request=request,
-                query_start=start + hidden,
-                query_len=stop - start - hidden,
-                position=position + hidden,
-                key_len=key_len,
-                key_start=key_starts[request] if key_starts else 0,
-                is_causal=causal,
-                ranges=overlapping(own, position + hidden, key_len - 1),
-            )
+        position = first + hidden
+        span = Span(
+            request=request,
+            query_start=start + hidden,
+            query_len=stop - start - hidden,
+            position=position,
+            key_len=key_len,
+            key_start=key_starts[request] if key_starts else 0,
+            is_causal=causal,
+            ranges=overlapping(ranges[request], position, key_len - 1) if ranges else (),
         )
+        spans.append(span)
     return spans, _joined(blind)
 
 
