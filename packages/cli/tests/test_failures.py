@@ -82,7 +82,10 @@ def test_a_file_that_cannot_hold_it_is_a_second_message(
 def test_verdicts_are_in_the_record_and_not_in_the_message() -> None:
     error = no_backend()
     record = failure_record(error, message=headline(error), hint="", code=3)
-    assert "\n" not in record["error"]["message"]
+    message = record["error"]["message"]
+    assert message.startswith("no backend serves this request on ")
+    assert message.endswith(").")
+    assert "\n" not in message
     found = {v["name"]: [r["code"] for r in v["reasons"]] for v in record["verdicts"]}
     assert "kv_cache_dtype" in found["TORCH_SDPA"]
     assert record["request"]["kv_cache_dtype"] == "nvfp4"

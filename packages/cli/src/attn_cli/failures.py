@@ -108,7 +108,7 @@ def headline(error: AttnError) -> str:
     """Return the message without the table of verdicts, which is shown apart."""
     if getattr(error, "selection", None) is None:
         return error.message
-    return error.message.splitlines()[0]
+    return f"{error.message.splitlines()[0].rstrip(':.')}."
 
 
 def _print_json(record: dict[str, Any]) -> None:

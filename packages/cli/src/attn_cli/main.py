@@ -19,6 +19,7 @@ from attn_cli.commands.backends import list_backends
 from attn_cli.commands.demo import demo
 from attn_cli.commands.info import info
 from attn_cli.commands.select import explain, select
+from attn_cli.commands.verify import verify
 from attn_cli.exit_codes import BROKEN_PIPE, INTERRUPTED
 from attn_cli.failures import CliError, report_usage_error
 from attn_cli.flags import command
@@ -39,6 +40,7 @@ app.command("list")(command(list_backends))
 app.command("select")(command(select))
 app.command("explain")(command(explain))
 app.command("demo")(command(demo))
+app.command("verify")(command(verify))
 
 
 def _print_version(is_asked: bool) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append(options)
         if options["backend"] == "NONE":
             raise NoBackendError("nothing serves the model.")
+        if options["as_json"]:
+            sys.stdout.write('{"tokens": []}\n')
         return 1
 
     demo = types.ModuleType("attn_transformers.demo")
@@ -49,6 +52,21 @@ def test_options_reach_the_demo_and_its_code_comes_back(attn: Any, calls: list[A
 def test_with_json_the_console_leaves_stdout_alone(attn: Any, calls: list[Any]) -> None:
     attn("demo", "--json")
     assert calls[0]["console"].stderr is True
+
+
+def test_a_file_holds_the_json_that_the_demo_prints(
+    attn: Any, calls: list[Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "demo.json"
+    result = attn("demo", "--json", "--output", str(path))
+    assert (result.exit_code, result.stdout) == (1, '{"tokens": []}\n')
+    assert path.read_text() == result.stdout
+
+
+def test_a_file_without_json_is_refused_before_the_model_runs(attn: Any, calls: list[Any]) -> None:
+    result = attn("demo", "--output", "demo.json")
+    assert (result.exit_code, calls) == (2, [])
+    assert "--output is 'demo.json' without --json" in result.stderr
 
 
 def test_an_error_of_the_demo_is_reported(attn: Any, calls: list[Any]) -> None:

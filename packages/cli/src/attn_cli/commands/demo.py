@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from attn_cli.completion import complete_backend
 from attn_cli.options import Panel
-from attn_cli.output import OutputFlags, console
-from attn_shared.errors import VendorMissingError
+from attn_cli.output import OutputFlags, console, write_file
+from attn_shared.errors import InvalidInputError, VendorMissingError
 
 __all__ = ["DemoFlags", "demo"]
 
@@ -42,6 +48,10 @@ class DemoFlags:
 
 def demo(flags: DemoFlags, output: OutputFlags) -> int:
     """Run a small language model on the chosen backend and compare it with stock torch."""
+    if output.output is not None and not output.as_json:
+        raise InvalidInputError.for_argument(
+            "--output", f"{output.output!r} without --json", "--output FILE with --json"
+        )
     try:
         import attn_transformers.demo as runner
     except ModuleNotFoundError as error:
@@ -49,7 +59,8 @@ def demo(flags: DemoFlags, output: OutputFlags) -> int:
             f"attn demo needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
         ) from error
     gc.enable()  # off for short commands; this one runs long and makes garbage
-    return runner.main(
+    run = partial(
+        runner.main,
         prompt=flags.prompt,
         max_new_tokens=flags.max_new_tokens,
         backend=flags.backend,
@@ -59,3 +70,14 @@ def demo(flags: DemoFlags, output: OutputFlags) -> int:
         quiet=output.quiet,
         console=console(stderr=output.as_json),
     )
+    return run() if output.output is None else _with_copy(run, output)
+
+
+def _with_copy(run: Callable[[], int], output: OutputFlags) -> int:
+    """Run the demo, which prints its JSON itself, and write that to the file too."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = run()
+    write_file(Path(str(output.output)), printed.getvalue())
+    sys.stdout.write(printed.getvalue())
+    return code
