@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attn_shared import kv_write
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import (
@@ -107,7 +110,22 @@ def rows_of(num_tokens: int, heads: int, width: int, seed: int, *, has_127: bool
     return rows
 
 
+@contextmanager
+def way_of(place: str) -> Iterator[None]:
+    """Write as on the host, or as on a device, where nothing may wait for a value."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_write, "_is_on_host", lambda tensor: place == "host")
+        yield
+
+
+@pytest.fixture(params=["host", "device"])
+def _each_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with way_of(request.param):
+        yield
+
+
 layouts = st.sampled_from(["NHD", "HND"])
+ways = st.sampled_from(["host", "device"])
 widths = st.integers(1, 6)
 
 
@@ -160,7 +178,8 @@ def test_every_byte_is_where_the_format_says(
                 entry = stored_bytes(found, rows[token, head].tolist())
                 start = Address(found).of(side, slot // block_size, slot % block_size, head)
                 expected[start : start + len(entry)] = entry
-    write_kv(cache, found, key, value, torch.tensor(slots, dtype=torch.int64))
+    with way_of(data.draw(ways, label="way")):
+        write_kv(cache, found, key, value, torch.tensor(slots, dtype=torch.int64))
     assert raw(cache) == expected
 
 
@@ -245,6 +264,7 @@ def test_gathering_reads_no_table_entry_past_the_last_block() -> None:
     assert gather_rows(view, table, 4, start=4).shape == (0, 1, 1)
 
 
+@pytest.mark.usefixtures("_each_way")
 @pytest.mark.parametrize("slots", [[-1], [-1, -1, -1], [0, -1], [-1, 0], [-1, 0, -1], [7, -1], []])
 def test_a_pad_is_never_written(slots: list[int]) -> None:
     found = spec(head_size=1, head_size_v=1, num_kv_heads=1)
@@ -260,6 +280,7 @@ def test_a_pad_is_never_written(slots: list[int]) -> None:
     assert views.value.flatten().tolist() == expected_value
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_a_pad_keeps_even_nan_out_of_the_cache() -> None:
     found = spec()
     cache = found.allocate(2, "cpu")
@@ -271,6 +292,7 @@ def test_a_pad_keeps_even_nan_out_of_the_cache() -> None:
     assert cache.sum() == 2 * 2 * 3
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_rows_past_the_slots_are_padding() -> None:
     found = spec()
     cache = found.allocate(2, "cpu")
@@ -278,6 +300,7 @@ def test_rows_past_the_slots_are_padding() -> None:
     assert cache.sum() == 2 * 2 * 3
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_a_view_of_a_larger_cache_is_written_in_place() -> None:
     found = spec()
     whole = found.allocate(6, "cpu")
@@ -368,6 +391,7 @@ def latent_spec(**options: Any) -> MLAAttentionSpec:
     return MLAAttentionSpec(**{**plain, **options})
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_a_latent_is_followed_by_its_rope_part() -> None:
     found = latent_spec()
     cache = found.allocate(2, "cpu")
@@ -379,6 +403,7 @@ def test_a_latent_is_followed_by_its_rope_part() -> None:
     assert cache.view(4, 3).tolist() == [[7, 8, 9], [0, 0, 0], [0, 0, 0], [1, 2, 3]]
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_an_fp8_latent_has_one_scale_and_saturates() -> None:
     found = latent_spec(block_size=1, kv_cache_dtype="fp8", dtype=FN)
     cache = poisoned(found, 1)
@@ -431,6 +456,7 @@ def untouched_bytes(count: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
+@pytest.mark.usefixtures("_each_way")
 def test_offsets_have_64_bits() -> None:
     # One byte per element, and a page so wide that the second block starts past 2**31 elements,
     # where a 32-bit offset would be negative, and the third past 2**32, where it would wrap to 32.

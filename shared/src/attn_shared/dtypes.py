@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -142,6 +143,7 @@ def parse_kv_cache_dtype(name: str) -> str:
     return name
 
 
+@cache
 def kv_quant_mode(kv_cache_dtype: str) -> KVQuantMode:
     """Return how a cache of this dtype name is quantised."""
     name = parse_kv_cache_dtype(kv_cache_dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from attn_shared.dtypes import KVQuantMode, dtype_name
@@ -65,30 +67,50 @@ def slot_mapping_for(
     return torch.where(position < 0, PAD_SLOT_ID, slot)
 
 
-def _without_pads(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (row, slot): for a padded entry, those of a row that is written anyway.
+class _Places(NamedTuple):
+    """Where the rows of a step go.
 
-    Writing one row twice with the same value is deterministic, and it needs neither a
-    synchronisation nor a shape that depends on values, as masking would. With no row to write,
-    `slot` is -1 throughout.
+    `rows` picks them, `block` and `offset` place them; where `is_written` is False the cache keeps
+    what it holds, and None means that all are written.
     """
-    if len(slot_mapping) == 0:
-        return slot_mapping, slot_mapping
+
+    rows: torch.Tensor | slice
+    block: torch.Tensor
+    offset: torch.Tensor
+    is_written: torch.Tensor | None = None
+
+
+def _places(slot_mapping: torch.Tensor, block_size: int) -> _Places:
+    """Leave out the padded rows, by shape on the host and by value on a device."""
+    if _is_on_host(slot_mapping):
+        is_real = slot_mapping >= 0
+        rows = slice(len(slot_mapping)) if bool(is_real.all()) else is_real.nonzero().squeeze(1)
+        slots = slot_mapping[rows]
+        return _Places(rows, slots // block_size, slots % block_size)
+    # Padded rows repeat a row that is written anyway: to write one value twice is deterministic,
+    # and needs neither a synchronisation nor a shape that depends on values. Without any such row
+    # block 0 is written with what it holds.
     is_real = slot_mapping >= 0
-    stand_in = is_real.int().argmax()
     rows = torch.arange(len(slot_mapping), device=slot_mapping.device)
-    row = torch.where(is_real, rows, stand_in)
-    return row, slot_mapping[row]
+    rows = torch.where(is_real, rows, is_real.int().argmax())
+    slots = slot_mapping[rows]
+    real_slots = slots.clamp_min(0)
+    return _Places(rows, real_slots // block_size, real_slots % block_size, slots >= 0)
 
 
-def _put(target: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values (T, ...) to target (num_blocks, block_size, ...); slots of -1 keep their old."""
-    block_size = target.shape[1]
-    block, offset = slots.clamp_min(0) // block_size, slots.clamp_min(0) % block_size
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _put(target: torch.Tensor, places: _Places, values: torch.Tensor) -> None:
+    """Write values (T, ...) to target (num_blocks, block_size, ...)."""
     if target.dtype.itemsize == 1:  # index_put_ knows no float8: move the bytes
         target, values = target.view(torch.uint8), values.view(torch.uint8)
-    is_real = (slots >= 0).view(-1, *[1] * (values.ndim - 1))
-    target[block, offset] = torch.where(is_real, values, target[block, offset])
+    place = (places.block, places.offset)
+    if places.is_written is not None:
+        is_written = places.is_written.view(-1, *[1] * (values.ndim - 1))
+        values = torch.where(is_written, values, target[place])
+    target[place] = values
 
 
 def write_kv(
@@ -123,15 +145,17 @@ def write_kv(
     num_tokens = len(slot_mapping)
     _check_rows("key", key, num_tokens, (spec.num_kv_heads, spec.head_size), kv_cache)
     _check_rows("value", value, num_tokens, (spec.num_kv_heads, spec.head_size_v), kv_cache)
-    row, slots = _without_pads(slot_mapping)
-    key_stored, key_row_scale = _encode(spec, "k_scale", key[row], k_scale)
-    value_stored, value_row_scale = _encode(spec, "v_scale", value[row], v_scale)
-    _put(views.key, slots, key_stored)
-    _put(views.value, slots, value_stored)
+    if num_tokens == 0:
+        return
+    places = _places(slot_mapping, spec.block_size)
+    key_stored, key_row_scale = _encode(spec, "k_scale", key[places.rows], k_scale)
+    value_stored, value_row_scale = _encode(spec, "v_scale", value[places.rows], v_scale)
+    _put(views.key, places, key_stored)
+    _put(views.value, places, value_stored)
     if views.key_scale is not None and key_row_scale is not None:
-        _put(views.key_scale, slots, key_row_scale)
+        _put(views.key_scale, places, key_row_scale)
     if views.value_scale is not None and value_row_scale is not None:
-        _put(views.value_scale, slots, value_row_scale)
+        _put(views.value_scale, places, value_row_scale)
 
 
 def concat_and_cache_mla(
@@ -162,9 +186,11 @@ def concat_and_cache_mla(
     num_tokens = len(slot_mapping)
     _check_rows("latent", latent, num_tokens, (spec.kv_lora_rank,), kv_cache)
     _check_rows("rope", rope, num_tokens, (spec.head_size - spec.kv_lora_rank,), kv_cache)
-    row, slots = _without_pads(slot_mapping)
-    entry = torch.cat((latent[row], rope[row]), dim=-1).unsqueeze(1)
-    _put(views.key, slots, _encode(spec, "scale", entry, scale)[0])
+    if num_tokens == 0:
+        return
+    places = _places(slot_mapping, spec.block_size)
+    entry = torch.cat((latent[places.rows], rope[places.rows]), dim=-1).unsqueeze(1)
+    _put(views.key, places, _encode(spec, "scale", entry, scale)[0])
 
 
 def _encode(
