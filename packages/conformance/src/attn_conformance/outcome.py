@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["MACHINE_CODES", "Entry", "Outcome", "Plan", "Status"]
+__all__ = ["MACHINE_CODES", "Depth", "Entry", "Outcome", "Plan", "Status"]
 
 MACHINE_CODES = frozenset({"memory", "device"})
 """Reasons that lie in the machine, not in the backend's capability."""
+
+
+class Depth(StrEnum):
+    """How many cases a rule is tried on; the rules are the same."""
+
+    QUICK = "quick"
+    FULL = "full"
 
 
 class Status(StrEnum):

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from attn_conformance.case import Case
 from attn_conformance.fit import Fit
+from attn_conformance.outcome import Depth
 from attn_shared.capability import Capability, Reason
 
 if TYPE_CHECKING:
     from attn_conformance.subject import Subject
 
 __all__ = ["Depth", "Rule", "Violation"]
-
-
-class Depth(StrEnum):
-    """How many cases a rule is tried on; the rules are the same."""
-
-    QUICK = "quick"
-    FULL = "full"
 
 
 class Violation(Exception):

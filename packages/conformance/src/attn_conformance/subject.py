@@ -15,7 +15,7 @@ from attn_conformance.engine import Engine
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability, Reason, Support
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import PluginError
+from attn_shared.errors import PluginError, UnknownNameError
 from attn_shared.inventory import Inventory, probe
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig
@@ -57,7 +57,7 @@ class Subject:
         Raises:
             AttnError: the name or the device is unknown, the class or its library does not load.
         """
-        place = torch.device(device)
+        place = _place(device)
         facts = selector.device_facts(place)
         backend, source = _load(name, selector)
         inventory = _probed(backend, facts, selector)
@@ -107,6 +107,15 @@ def _capability(
     backend: type[AttentionBackend], facts: DeviceFacts, inventory: Inventory
 ) -> Capability:
     return backend.capability(facts, inventory)
+
+
+def _place(device: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UnknownNameError(
+            f"unknown device {device!r}; allowed: a torch device such as cpu or cuda:0."
+        ) from error
 
 
 def _load(name: str, selector: Selector) -> tuple[type[AttentionBackend], str]:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import IO, Any
 
-from attn_conformance.outcome import Entry, Outcome, Plan, Status
+from attn_conformance.outcome import Depth, Entry, Outcome, Plan, Status
 from attn_shared import errors
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Suite"]
@@ -57,8 +57,12 @@ class Suite:
             timeout_s: seconds that one case may take.
 
         Raises:
-            AttnError: backend, device or rule is unknown, or the backend does not load.
+            AttnError: backend, device, depth or rule is unknown, or the backend does not load.
         """
+        if depth not in list(Depth):
+            raise errors.UnknownNameError.for_name("depth", depth, map(str, Depth))
+        if not timeout_s > 0:
+            raise errors.InvalidInputError.for_argument("timeout_s", timeout_s, "a number > 0")
         self._request = {
             "do": "plan",
             "backend": backend,

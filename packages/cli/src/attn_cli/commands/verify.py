@@ -16,11 +16,12 @@ from attn_cli.schema import SCHEMA_VERSION
 from attn_shared.errors import VendorMissingError
 
 if TYPE_CHECKING:
-    from attn_conformance.outcome import Outcome, Plan
-    from attn_conformance.report import Report
     from rich.console import RenderableType
 
-    Progress = Callable[[Plan, Outcome | None], None]
+    from attn_conformance.outcome import Outcome, Plan
+    from attn_conformance.report import Report
+
+    OnProgress = Callable[[Plan, Outcome | None], None]
 
 __all__ = ["VerifyFlags", "verify"]
 
@@ -89,8 +90,9 @@ def verify(flags: VerifyFlags, output: OutputFlags) -> int:
 
 
 def _tables(report: Report) -> Iterable[RenderableType]:
-    from attn_conformance.table import failure_lines, header_lines, tables
     from rich.text import Text
+
+    from attn_conformance.table import failure_lines, header_lines, tables
 
     yield from map(Text, header_lines(report.facts))
     yield from (Text(line, style="red") for line in failure_lines(report))
@@ -98,7 +100,7 @@ def _tables(report: Report) -> Iterable[RenderableType]:
 
 
 @contextmanager
-def _progress(output: OutputFlags) -> Iterator[Progress]:
+def _progress(output: OutputFlags) -> Iterator[OnProgress]:
     """Show a bar on a terminal's stderr; nothing elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
