@@ -14,8 +14,8 @@ from attn_shared.selection import Policy
 from attn_transformers.contiguous import attend_cache_free, attend_over_scratch
 from attn_transformers.layers import LayerKey, attention_for
 from attn_transformers.masks import StepMask, step_of
+from attn_transformers.new_tokens import NewTokens, new_tokens_of
 from attn_transformers.options import Rules, refuse_unserved, rules_of
-from attn_transformers.paged_cache import NewTokens, new_tokens_of
 
 __all__ = ["AttentionFunction"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -212,7 +212,7 @@ def _free_call(
 
 
 def _free_plan(attention: Attention, query_lens: list[int], key_lens: list[int]) -> StepPlan:
-    options: dict[str, torch.Tensor] = {}
+    options: dict[str, Any] = {}
     if key_lens != query_lens:
         starts = starts_of(torch.tensor(key_lens, dtype=torch.int32))
         options = {"key_start_loc": starts.to(attention.device), "key_start_loc_cpu": starts}

@@ -15,7 +15,7 @@ from attn_shared.dtypes import parse_dtype
 from attn_shared.errors import InvalidInputError, VendorMissingError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from attn_transformers.demo_view import Console
 
 __all__ = ["main"]
 
@@ -44,7 +44,7 @@ def main(
         dtype: of the weights that generate the text; the comparison is always in float32.
         as_json: print one JSON record on stdout instead of tables on the console.
         quiet: print the bare text, and no progress.
-        console: where tables and progress go.
+        console: a rich.console.Console, where tables and progress go.
 
     Returns:
         0 if all tokens are equal, 1 if not, 130 if interrupted.
@@ -56,7 +56,6 @@ def main(
         UnknownNameError: a dtype or backend of no such name.
     """
     _require_packages()
-    # Not before: rich belongs to the extra that was just looked for.
     from attn_transformers.demo_run import DemoRequest, run_demo
     from attn_transformers.demo_view import DemoScreen, to_record
 

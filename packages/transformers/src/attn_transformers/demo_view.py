@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+from typing import Any, Protocol
 
 from attn_shared.dtypes import dtype_name
 from attn_shared.selection import Selection, VerdictStatus
@@ -19,7 +13,7 @@ from attn_transformers.demo_check import Check, Run
 from attn_transformers.demo_model import MODEL_NAME, OnProgress
 from attn_transformers.demo_run import Answer, DemoResult, Setting
 
-__all__ = ["SCHEMA_VERSION", "DemoScreen", "to_record"]
+__all__ = ["SCHEMA_VERSION", "Console", "DemoScreen", "to_record"]
 
 SCHEMA_VERSION = 1
 """Version of `to_record`."""
@@ -29,6 +23,17 @@ _COLOURS = {
     VerdictStatus.ELIGIBLE: "green",
     VerdictStatus.REJECTED: "red",
 }
+
+
+class Console(Protocol):
+    """What is used of rich.console.Console; rich is imported where something is shown."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person watches."""
+
+    def print(self, *objects: Any, style: str | None = None) -> None:
+        """Print text, tables and panels."""
 
 
 class DemoScreen:
@@ -43,12 +48,15 @@ class DemoScreen:
     @contextmanager
     def progress(self, title: str) -> Iterator[OnProgress]:
         """Show a bar while something is done, and remove it afterwards."""
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
+        from rich import progress
+
+        console: Any = self._console
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            console=console,
             transient=True,
             disable=not (self._shows_progress and self._console.is_terminal),
         )
@@ -62,6 +70,8 @@ class DemoScreen:
         """Show the device, the model and every verdict."""
         if not self._shows_tables:
             return
+        from rich.table import Table
+
         device, model = setting.device, setting.model
         origin = "converted before" if model.was_cached else "converted now"
         facts = Table.grid(padding=(0, 2))
@@ -77,6 +87,9 @@ class DemoScreen:
         """Show the generated text, its speed and its memory."""
         if not self._shows_tables:
             return
+        from rich.panel import Panel
+        from rich.text import Text
+
         usage = answer.usage
         self._console.print(Panel(Text(answer.text), title=answer.prompt, title_align="left"))
         self._console.print(
@@ -102,7 +115,10 @@ class DemoScreen:
         self._console.print("interrupted; no half-written file is left behind.")
 
 
-def _verdicts(selection: Selection) -> Table:
+def _verdicts(selection: Selection) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("Backend", "Verdict", "Why", box=None, header_style="bold", pad_edge=False)
     for verdict in selection.verdicts:
         style = _COLOURS.get(verdict.status, "yellow")
@@ -125,11 +141,15 @@ def _checks(result: DemoResult) -> tuple[tuple[str, Check], ...]:
     )
 
 
-def _check_line(name: str, check: Check, result: DemoResult) -> Text:
+def _check_line(name: str, check: Check, result: DemoResult) -> Any:
+    from rich.text import Text
+
     if check.difference is None:
         return Text.assemble((f"equal, {check.num_tokens} tokens", "bold green"), f": {name}")
     found = check.difference
-    ours, stock = (repr(result.decode(token)) if token >= 0 else "the end" for token in found.tokens)
+    ours, stock = (
+        repr(result.decode(token)) if token >= 0 else "the end" for token in found.tokens
+    )
     return Text.assemble(
         (f"different at step {found.step} of row {found.row}", "bold red"),
         f": {name}\n  ours {ours}, {found.gaps[0]:.2e} above the next logit; "

@@ -193,5 +193,5 @@ def _halves_from_pairs(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
         weight: (heads * D, hidden).
         num_heads: heads.
     """
-    pairs = weight.unflatten(0, (num_heads, -1, 2))  # (heads, D / 2, 2, hidden)
+    pairs = weight.view(num_heads, -1, 2, weight.shape[1])  # (heads, D / 2, 2, hidden)
     return pairs.transpose(1, 2).reshape(weight.shape)

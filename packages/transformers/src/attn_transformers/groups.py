@@ -10,8 +10,8 @@ import torch
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec
-from attn_shared.layer import Attention, StepPlan
 from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
+from attn_shared.layer import Attention, StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_transformers.blocks import BlockPool, BlockTables, Copies
 from attn_transformers.layers import LayerKey
@@ -279,7 +279,9 @@ class LayerGroup:
         """Copy blocks in every layer."""
         if not copies:
             return
-        sources, targets = (torch.tensor(ids, device=self.key.device) for ids in zip(*copies))
+        sources, targets = (
+            torch.tensor(ids, device=self.key.device) for ids in zip(*copies, strict=True)
+        )
         for layer in self.caches:
             cache = self.cache_of(layer)
             cache[targets] = cache[sources]

@@ -274,5 +274,7 @@ def _part_names(function: object) -> list[str]:
     if not callable(function):
         return []
     made_by = getattr(function, "__qualname__", type(function).__qualname__).split(".<locals>")[0]
-    inner = _part_names(_bound(function)) if isinstance(function, FunctionType) else []
+    inner: list[str] = []
+    if isinstance(function, FunctionType):
+        inner = _part_names(_bound(function))
     return inner if made_by in _COMBINERS else [_WORDS.get(made_by, made_by), *inner]

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
-    Cache,
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import Cache
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
@@ -28,10 +21,10 @@ from attn_shared.selection import Selection
 from attn_transformers.groups import LayerGroup
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
+from attn_transformers.new_tokens import NewTokens
+from attn_transformers.paged_layer import PagedLayer, layers_of
 
-__all__ = ["CacheUsage", "NewTokens", "PagedCache", "new_tokens_of"]
-
-_ATTRIBUTE = "attn_new_tokens"
+__all__ = ["CacheUsage", "PagedCache"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,80 +44,6 @@ class CacheUsage:
     peak_used_blocks: int
     peak_used_bytes: int
     block_size: int | None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class NewTokens:
-    """The note on keys and values that a cache was handed in this pass.
-
-    Attributes:
-        cache: the cache.
-        layer: index of the layer.
-        start: places that the layer had seen before.
-        count: places handed in.
-        is_written: whether they are in their blocks.
-    """
-
-    cache: PagedCache
-    layer: int
-    start: int
-    count: int
-    is_written: bool = False
-
-
-def new_tokens_of(key: torch.Tensor, value: torch.Tensor) -> NewTokens | None:
-    """Return the note that keys and values carry, None if they come from no `PagedCache`.
-
-    Raises:
-        UnsupportedOptionError: only one of the two carries it, or each another's.
-    """
-    notes = [getattr(states, _ATTRIBUTE, None) for states in (key, value)]
-    if notes[0] is not notes[1]:
-        raise UnsupportedOptionError(
-            "the model changed keys or values after it put them into the PagedCache.",
-            hint="leave out the PagedCache for this model.",
-        )
-    return notes[0]
-
-
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """What transformers asks of one layer: how many places it has seen, padding included."""
-
-    is_sliding = False  # it hands no shortened past to anyone: windows are applied by backends
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, **_options: Any) -> None:
-        """Start with nothing seen."""
-        super().__init__()
-        self.num_places = 0
-        self.record_past = False
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: blocks are allocated when the layer attends."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count the places; returns what it was given."""
-        self.num_places += key_states.shape[-2]
-        return key_states, value_states
-
-    def get_seq_length(self) -> int:
-        """Return the places seen so far."""
-        return self.num_places
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (keys after this pass, index of the first)."""
-        return self.num_places + query_length, 0
-
-    def get_max_length(self) -> int:
-        """Return -1: there is no greatest length."""
-        return -1
-
-    def activate_past_recording(self) -> None:
-        """Keep what leaves a window from now on, so that `crop` can bring it back."""
-        self.record_past = True
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -162,7 +81,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         if config is None:
             super().__init__(layer_class_to_replicate=PagedLayer)
         else:
-            super().__init__(layers=_layers_of(config))
+            super().__init__(layers=layers_of(config))
         self.block_size = block_size
         self.kv_cache_dtype = kv_cache_dtype
         self.max_blocks = max_blocks
@@ -192,8 +111,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         if isinstance(self.layers[layer_idx], PagedLayer):
             count = key_states.shape[-2]
             note = NewTokens(cache=self, layer=layer_idx, start=start, count=count)
-            for states in (key_states, value_states):
-                setattr(states, _ATTRIBUTE, note)
+            note.attach(key_states, value_states)
             self._pending = note
         return key_states, value_states
 
@@ -237,11 +155,15 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._pending = None
         output = query.new_zeros((turn.queries.count, query.shape[1], value.shape[3]))
         if turn.plan is not None:
-            new = (None, None)
-            if not note.is_written:
-                new = (turn.queries.gather(key), turn.queries.gather(value))
-            blocks = group.cache_of(note.layer)
-            attention.forward(turn.queries.gather(query), *new, blocks, turn.plan, output)
+            gather, is_new = turn.queries.gather, not note.is_written
+            attention.forward(
+                gather(query),
+                gather(key) if is_new else None,
+                gather(value) if is_new else None,
+                group.cache_of(note.layer),
+                turn.plan,
+                output,
+            )
         note.is_written = True
         return turn.queries.scatter(output)
 
@@ -291,7 +213,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         return state
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Return the state of a recurrent layer; only a cache made with the configuration has it."""
+        """Return a recurrent state; only a cache made with the configuration has it."""
         self._refuse_state(layer_idx)
         state: torch.Tensor | None = super().get_recurrent_state(layer_idx, state_idx)
         return state
@@ -378,25 +300,3 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     def _other_layers(self) -> list[Any]:
         return [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
-
-
-def _layers_of(config: Any) -> list[Any]:
-    """Return a layer of the right kind for each layer of a model.
-
-    Raises:
-        UnsupportedOptionError: a kind of layer whose state has no place here.
-    """
-    kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-    layers = []
-    for kind, layer_options in zip(kinds, options, strict=True):
-        layer_class = DYNAMIC_LAYER_TYPE_MAPPING.get(kind)
-        if layer_class in (DynamicLayer, DynamicSlidingWindowLayer):
-            layers.append(PagedLayer())
-        elif layer_class is None or issubclass(layer_class, DynamicLayer):
-            raise UnsupportedOptionError(
-                f"PagedCache keeps no state of layers of type {kind!r}.",
-                hint="let generate() make transformers' own cache.",
-            )
-        else:
-            layers.append(layer_class(**layer_options))
-    return layers

@@ -49,10 +49,10 @@ class Tokens:
         """Return (B, width, H, D) of outputs (N, H, D); other places get zeros."""
         rows = (self.batch_size, self.width)
         if self.places is None:
-            return output.unflatten(0, rows)
+            return output.view(*rows, *output.shape[1:])
         padded = output.new_zeros((rows[0] * rows[1], *output.shape[1:]))
         padded[self.places] = output
-        return padded.unflatten(0, rows)
+        return padded.view(*rows, *output.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
