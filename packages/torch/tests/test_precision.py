@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from attn_torch._precision import accumulator_dtype, has_ieee_float32
+from attn_torch._precision import accumulator_dtype, fuses_ieee_float32, has_ieee_float32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -23,6 +23,12 @@ def test_float32_is_ieee_as_torch_starts():
     assert has_ieee_float32(CPU)
     assert has_ieee_float32(CUDA)
     assert accumulator_dtype(CPU) is torch.float32
+
+
+def test_only_a_cpus_fused_kernels_keep_float32():
+    assert fuses_ieee_float32(CPU)
+    assert not fuses_ieee_float32(CUDA)
+    assert not fuses_ieee_float32(torch.device("xpu"))
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])

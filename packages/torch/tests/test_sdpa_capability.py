@@ -66,6 +66,14 @@ def test_refused(options, code):
     assert _reasons(PLAIN.with_options(**options)) == [code]
 
 
+def test_the_layout_that_is_gathered_faster_comes_first():
+    def first(name: str) -> KVCacheLayout:
+        return TorchSDPABackend.capability(preset(name), Inventory()).kv_layouts[0]
+
+    assert first("genericcpu") is KVCacheLayout.HND
+    assert first("h200") is first("mi300x") is first("b60") is KVCacheLayout.NHD
+
+
 def test_what_leaves_the_fast_path_is_called_slow():
     request = PLAIN.with_options(
         has_sinks=True, has_alibi=True, softcap=9.0, needs_lse=True, window=(3, 0)

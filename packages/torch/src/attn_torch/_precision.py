@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["accumulator_dtype", "has_ieee_float32"]
+__all__ = ["accumulator_dtype", "fuses_ieee_float32", "has_ieee_float32"]
 
 _IEEE = ("ieee", "none")
 
@@ -26,3 +26,12 @@ def has_ieee_float32(device: torch.device) -> bool:
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """Return the narrowest dtype whose products are at least float32: float64 where that is not."""
     return torch.float32 if has_ieee_float32(device) else torch.float64
+
+
+def fuses_ieee_float32(device: torch.device) -> bool:
+    """Whether the fused attention kernels of `device` multiply float32 as float32.
+
+    CUDA's build each product of three TF32 ones (CUTLASS's OpMultiplyAddFastF32), whatever the
+    process's switches say; on an H200 that was seen to err beyond the contract's budget.
+    """
+    return device.type == "cpu"

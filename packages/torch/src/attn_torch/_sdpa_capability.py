@@ -1,13 +1,15 @@
-"""What TORCH_SDPA can do: the same on every device, since torch is all it needs."""
+"""What TORCH_SDPA can do: everything everywhere, since torch is all it needs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from attn_shared.capability import Capability, DeviceLimit, Reason, Rule, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, KVCacheLayout
 from attn_shared.request import AttentionRequest, AttentionType
 
-__all__ = ["CAPABILITY", "NAME"]
+__all__ = ["CAPABILITY", "NAME", "capability_on"]
 
 NAME = "TORCH_SDPA"
 
@@ -52,7 +54,7 @@ CAPABILITY = Capability(
     ),
     block_sizes=(1,),
     attn_types=frozenset(AttentionType),
-    kv_layouts=(KVCacheLayout.HND, KVCacheLayout.NHD),
+    kv_layouts=(KVCacheLayout.NHD, KVCacheLayout.HND),
     sinks=Support.SLOW,
     window=Support.YES,
     two_sided_window=Support.YES,
@@ -73,3 +75,14 @@ CAPABILITY = Capability(
     ),
 )
 """SLOW is what scaled_dot_product_attention has no argument for: see `attn_torch._exact`."""
+
+_ON_CPU = replace(CAPABILITY, kv_layouts=(KVCacheLayout.HND, KVCacheLayout.NHD))
+
+
+def capability_on(device: DeviceFacts) -> Capability:
+    """Return the capability with the layout first that is gathered faster.
+
+    A CPU's kernel reads head-major keys faster, and blocks of them are gathered head-major at no
+    cost; elsewhere the rows of whole tokens make fewer and longer copies.
+    """
+    return _ON_CPU if device.vendor is Vendor.CPU else CAPABILITY

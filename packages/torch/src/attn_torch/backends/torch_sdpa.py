@@ -27,9 +27,9 @@ from attn_torch._exact import ExactOptions
 from attn_torch._fused import is_fused
 from attn_torch._layers import require_served
 from attn_torch._plan import GroupTile, Plan, RequestTile
-from attn_torch._precision import accumulator_dtype
+from attn_torch._precision import accumulator_dtype, fuses_ieee_float32
 from attn_torch._runner import LayerCall
-from attn_torch._sdpa_capability import CAPABILITY, NAME
+from attn_torch._sdpa_capability import CAPABILITY, NAME, capability_on
 from attn_torch._sdpa_metadata import TorchSDPAMetadata, TorchSDPAMetadataBuilder, visibility_of
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class TorchSDPABackend(AttentionBackend):
 
     @classmethod
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
-        """Return what it can do: the same on every device."""
-        return CAPABILITY
+        """Return what it can do: the same on every device, but for the preferred layout."""
+        return capability_on(device)
 
     @staticmethod
     def get_impl_cls() -> type[TorchSDPAImpl]:
@@ -172,12 +172,14 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
     ) -> LayerCall:
         """Choose the path."""
         spec = self.spec
-        fused = is_fused(query.device)
+        device, is_float32 = query.device, spec.dtype is torch.float32
+        fused = is_fused(device)
         is_exact = self._needs_exact or lse is not None
+        is_exact = is_exact or (is_float32 and not fuses_ieee_float32(device))
         accumulate = torch.float32
         # Half-precision operands of a fused kernel never meet the process's float32 switches.
-        if is_exact or spec.dtype is torch.float32 or not fused:
-            accumulate = accumulator_dtype(query.device)
+        if is_exact or is_float32 or not fused:
+            accumulate = accumulator_dtype(device)
             is_exact = is_exact or accumulate is not torch.float32
         return LayerCall(
             query=query,
