@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar, final
 
 import torch
 
-from attn_shared.errors import MLAForwardError, UnsupportedOptionError
+from attn_shared.errors import InvalidInputError, MLAForwardError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla, write_kv
 from attn_shared.spec import LayerSpec
@@ -98,10 +98,27 @@ class AttentionImpl(AttentionImplBase[M]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write the step's keys and values into their slots; -1 is not written."""
+        """Write the step's keys and values into their slots; -1 is not written.
+
+        Args:
+            layer: the calling layer: scales.
+            key: (T, Hkv, D), of the layer's dtype.
+            value: (T, Hkv, Dv), of the layer's dtype.
+            kv_cache: the layer's cache.
+            slot_mapping: (T,) int64.
+
+        Raises:
+            InvalidInputError: key, value or cache have another shape or dtype than the layer's.
+            UnsupportedOptionError: the layer has no paged cache.
+        """
         spec = self.spec.kv_cache_spec
         if not isinstance(spec, AttentionSpec):
             raise UnsupportedOptionError("this layer has no paged cache to write.")
+        for name, rows in (("key", key), ("value", value)):
+            if rows.dtype is not self.spec.dtype:
+                raise InvalidInputError.for_argument(
+                    f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
+                )
         write_kv(
             kv_cache,
             spec,

@@ -70,8 +70,11 @@ def check_step(
     """Refuse a batch with what the capability does not serve and no layer's description says.
 
     Raises:
+        InvalidInputError: a layer with a cache has no block table.
         UnsupportedOptionError: with every reason.
     """
+    if layer.attn_type not in _CACHE_FREE:
+        _require("block_table", common.block_table)
     is_decoder = layer.attn_type is AttentionType.DECODER
     request = _request_of(layer).with_options(
         non_causal=is_decoder and common.causal is False,
@@ -119,7 +122,6 @@ def check_call(
         _require("value", value)
     else:
         _check_cache(spec, _require("kv_cache", kv_cache), device)
-        _require("block_table", common.block_table)
         _check_scales(spec, layer)
 
 

@@ -197,28 +197,6 @@ def _fits_memory(subject: Subject, case: Case) -> tuple[Reason, ...]:
     return (Reason(code="memory", value=f"{needed} bytes", allowed=f"at most {available} bytes"),)
 
 
-def _updated_table(depth: Depth, fit: Fit) -> Iterator[Case]:
-    yield from over_shapes(fit, depth)
-
-
-def _check_updated_table(subject: Subject, case: Case) -> None:
-    """Plan over one table, move to another: the answer is the other's."""
-    first, second = subject.batch(case), subject.batch(case.with_fields(seed=case.seed + 1))
-    engine = subject.engine(second)
-    table, slots = second.common.block_table, second.common.slot_mapping
-    if table is None or slots is None:
-        raise TypeError("the cases of this rule have a table")
-    metadata = engine.builder.update_block_table(engine.plan(first), table, slots)
-    engine.write(second)
-    answer_of(subject, second).hold(engine.forward(second, metadata))
-
-
-def _has_update(subject: Subject, case: Case) -> tuple[Reason, ...]:
-    if subject.backend.get_builder_cls().supports_update_block_table:
-        return subject.excluded(case)
-    return (Reason(code="supports_update_block_table", value="False", allowed="True here"),)
-
-
 def _check_far(subject: Subject, case: Case) -> None:
     batch = subject.batch(case)
     engine = subject.engine(batch)
@@ -285,12 +263,5 @@ RULES = (
         make=_far,
         check=_check_far,
         excluded=_fits_memory,
-    ),
-    Rule(
-        name="update_block_table",
-        contract="Metadata moved to another block table gives that table's answer.",
-        make=_updated_table,
-        check=_check_updated_table,
-        excluded=_has_update,
     ),
 )

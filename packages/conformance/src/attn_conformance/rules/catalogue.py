@@ -7,6 +7,7 @@ from collections.abc import Collection
 from attn_conformance.rule import Rule
 from attn_conformance.rules import (
     batches,
+    builder,
     cache,
     generated,
     graphs,
@@ -26,6 +27,7 @@ __all__ = ["RULES", "rules_named"]
 RULES: tuple[Rule, ...] = (
     *refusals.RULES,
     *tensors.RULES,
+    *builder.RULES,
     *cache.RULES,
     *reads.RULES,
     *masks.RULES,

@@ -64,12 +64,15 @@ _WRONG_CALLS: dict[str, tuple[str, Wrong]] = {
     "query-too-few-rows": ("query", _changed("query", lambda t: t[:-1])),
     "key-heads": ("key", _changed("key", _more_heads)),
     "value-head-size": ("value", _changed("value", _wider)),
-    "value-missing": ("value", _changed("value", lambda t: None)),
+    "key-dtype": ("key", _changed("key", _other_dtype)),
+    "key-too-few-rows": ("key", _changed("key", lambda t: t[:-1])),
     "cache-missing": ("kv_cache", _changed("kv_cache", lambda t: None)),
     "cache-dtype": ("kv_cache", _changed("kv_cache", _other_dtype)),
     "cache-shape": ("kv_cache", _changed("kv_cache", _wider)),
     "cache-rank": ("kv_cache", _changed("kv_cache", lambda t: t.flatten(-2))),
     "k-scale-unquantised": ("scale", _layer_with(k_scale=2.0)),
+    "sinks-undeclared": ("sinks", _layer_with(sinks=torch.zeros(4))),
+    "slopes-undeclared": ("alibi", _layer_with(alibi_slopes=torch.ones(4))),
     "v-scale-unquantised": ("scale", _layer_with(v_scale=0.5)),
 }
 """What is wrong, the word that the refusal has to hold, and how to make it so."""
@@ -107,6 +110,8 @@ def _wrong_inputs(depth: Depth, fit: Fit) -> Iterator[Case]:
         yield fit.case(name, *lens, **fields)
     encoder = {"attn_type": AttentionType.ENCODER_ONLY}
     yield fit.case("encoder-without-keys", (5, 3), (5, 3), **encoder)
+    yield fit.case("encoder-without-values", (5, 3), (5, 3), **encoder)
+    yield fit.case("no-block-table", *lens)
     yield fit.case("query-device", *lens, variant="device")
 
 
@@ -120,6 +125,11 @@ def _check_wrong_input(subject: Subject, case: Case) -> None:
         _refuse_lse(engine, batch, name)
     elif name == "encoder-without-keys":
         _refuse_call(engine, batch, replace(batch, key=None, value=None), name, "key")
+    elif name == "encoder-without-values":
+        _refuse_call(engine, batch, replace(batch, value=None), name, "value")
+    elif name == "no-block-table":
+        with must_refuse(name, "block_table"):
+            engine.plan(replace(batch, common=batch.common.with_fields(block_table=None)))
     elif name == "query-device":
         _refuse_call(engine, batch, replace(batch, query=batch.query.cpu()), name, "query")
     elif name in _WRONG_LAYERS:

@@ -12,6 +12,7 @@ from attn_conformance._caches import raw_bytes
 from attn_conformance.batch import Batch
 from attn_conformance.case import Case
 from attn_conformance.checks import answer_of, check_numbers, require
+from attn_conformance.engine import Result
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth, Rule
 from attn_conformance.rules._shapes import over_shapes
@@ -19,6 +20,10 @@ from attn_conformance.subject import Subject
 from attn_shared.request import AttentionType
 
 __all__ = ["RULES"]
+
+_GUARD = 3  # rows before and after an output, which stay as they are
+_UNTOUCHED = 12288.0  # exact in every dtype
+_FAR_ID = 2**30  # no cache has such a block
 
 
 def _with_padding(depth: Depth, fit: Fit) -> Iterator[Case]:
@@ -35,11 +40,15 @@ def _check_in_place(subject: Subject, case: Case) -> None:
     engine = subject.engine(batch)
     metadata = engine.plan(batch)
     engine.write(batch)
-    output = batch.query.new_full((*batch.query.shape[:2], case.value_size), torch.nan)
+    rows, heads = batch.query.shape[:2]
+    buffer = batch.query.new_full((rows + 2 * _GUARD, heads, case.value_size), _UNTOUCHED)
+    output = buffer[_GUARD : _GUARD + rows]
     result = engine.forward(batch, metadata, output=output)
     is_same = isinstance(result.output, Tensor) and result.output.data_ptr() == output.data_ptr()
     require(is_same, "forward returns another tensor than the output that it was handed")
-    answer_of(subject, batch).hold(result)
+    answer_of(subject, batch).hold(Result(output=output))
+    guards = torch.cat([buffer[:_GUARD], buffer[_GUARD + rows :]])
+    require(bool((guards == _UNTOUCHED).all()), f"rows beside the output were written in {case}")
 
 
 def _check_own_output(subject: Subject, case: Case) -> None:
@@ -54,8 +63,21 @@ def _cache_alone(depth: Depth, fit: Fit) -> Iterator[Case]:
     yield from over_shapes(fit, depth, writes=False)
 
 
-def _strided(depth: Depth, fit: Fit) -> Iterator[Case]:
-    yield from over_shapes(fit, depth, variant="fused projection")
+def _views(depth: Depth, fit: Fit) -> Iterator[Case]:
+    yield from over_shapes(fit, depth)
+
+
+def _check_wide_table(subject: Subject, case: Case) -> None:
+    """Hand over the leading rows and columns of a table that an engine made for more."""
+    batch = subject.batch(case)
+    table = batch.common.block_table
+    if table is None:
+        raise TypeError("the cases of this rule have a table")
+    rows, columns = table.shape
+    buffer = table.new_full((rows + 3, columns + 5), _FAR_ID)
+    buffer[:rows, :columns] = table
+    common = batch.common.with_fields(block_table=buffer[:rows, :columns])
+    answer_of(subject, batch).hold(subject.engine(batch).run(replace(batch, common=common)))
 
 
 def _check_strided(subject: Subject, case: Case) -> None:
@@ -130,23 +152,6 @@ def _check_cache_unchanged(subject: Subject, case: Case) -> None:
     require(is_same, f"forward modified the cache in {case}")
 
 
-def _two_layers(depth: Depth, fit: Fit) -> Iterator[Case]:
-    yield from over_shapes(fit, depth, names=("mixed", "decode", "extend"), num_padding_rows=1)
-
-
-def _check_metadata_reused(subject: Subject, case: Case) -> None:
-    """Run two layers, with other numbers in the same places, on one step's metadata."""
-    first = subject.batch(case)
-    engine = subject.engine(first)
-    metadata = engine.plan(first)
-    second = subject.batch(case)
-    query = second.query.neg()
-    second = replace(second, query=query, common=first.common)
-    for name, batch in (("first layer", first), ("second layer", second), ("again", first)):
-        engine.write(batch)
-        answer_of(subject, batch).hold(engine.forward(batch, metadata), name)
-
-
 RULES = (
     Rule(
         name="output_in_place",
@@ -169,8 +174,14 @@ RULES = (
     Rule(
         name="strided_inputs",
         contract="Query, key and value that are views of one projection work.",
-        make=_strided,
+        make=_views,
         check=_check_strided,
+    ),
+    Rule(
+        name="wide_table",
+        contract="The block table may be a view of a larger one.",
+        make=_views,
+        check=_check_wide_table,
     ),
     Rule(
         name="inputs_unchanged",
@@ -183,11 +194,5 @@ RULES = (
         contract="forward writes no cache unless it declares to.",
         make=_cached,
         check=_check_cache_unchanged,
-    ),
-    Rule(
-        name="metadata_reused",
-        contract="One step's metadata serves all layers of a group, and no call modifies it.",
-        make=_two_layers,
-        check=_check_metadata_reused,
     ),
 )

@@ -1,4 +1,4 @@
-"""Twins that are wrong about logits, the denominator and the LSE."""
+"""Twins that are wrong about logits and the denominator."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from attn_conformance.reference_backend import REFERENCE_CAPABILITY, ReferenceCall, ReferenceImpl
+from attn_conformance.reference_backend import ReferenceCall, ReferenceImpl
+from attn_conformance.twins.by_request import ByRequest, OneRequest
 from attn_conformance.twins.twin import Twin
 from attn_shared.reference import AttentionOptions, ReferenceResult
 
-__all__ = [
-    "AlibiAway",
-    "CappedBeforeScale",
-    "DroppedSinks",
-    "DroppedSoftcap",
-    "LseInBits",
-    "LseWithoutSink",
-    "OverflowingSoftcap",
-    "OwnScale",
-    "ShiftedLse",
-    "ShortMemory",
-    "SinkPerSplit",
-]
+__all__ = ["TWINS"]
+
+_LARGEST_EXPONENT = 88.0  # exp of more overflows float32
 
 
 class OwnScale(Twin):
@@ -32,11 +23,19 @@ class OwnScale(Twin):
     breaks = ("scale",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Assume the scale."""
             return replace(super().options(call), scale=self.spec.head_size**-0.5)
+
+
+class PositiveScale(Twin):
+    """Takes the maximum before it scales, which a negative scale turns into a minimum."""
+
+    breaks = ("scale",)
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options = super().options(call)
+            return replace(options, scale=abs(options.scale))
 
 
 class DroppedSoftcap(Twin):
@@ -45,23 +44,17 @@ class DroppedSoftcap(Twin):
     breaks = ("softcap",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Drop it."""
             return replace(super().options(call), softcap=None)
 
 
 class CappedBeforeScale(Twin):
-    """Caps the product before it is scaled."""
+    """Caps the product before it is scaled: a cap of scale * cap on scale * x."""
 
     breaks = ("softcap", "combinations")
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Scale * cap * tanh(x / cap) is a cap of scale * cap on scale * x."""
             options = super().options(call)
             if options.softcap is None:
                 return options
@@ -71,18 +64,15 @@ class CappedBeforeScale(Twin):
 class OverflowingSoftcap(Twin):
     """Builds tanh from exp(x) and exp(-x) in float32: NaN past |x / cap| of about 88."""
 
-    breaks = ("large_logits",)
+    breaks = ("softcap",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def attend(self, call: ReferenceCall) -> ReferenceResult:
-            """Spoil rows whose products pass the exponent."""
             result = super().attend(call)
             if self.spec.softcap is None:
                 return result
             norms = call.query[: result.num_tokens].float().norm(dim=-1)
-            is_over = norms * abs(self.spec.scale) / self.spec.softcap > 88
+            is_over = norms * abs(self.spec.scale) / self.spec.softcap > _LARGEST_EXPONENT
             result.output[: result.num_tokens][is_over] = torch.nan
             return result
 
@@ -90,123 +80,119 @@ class OverflowingSoftcap(Twin):
 class AlibiAway(Twin):
     """Adds the bias instead of taking it away."""
 
-    breaks = ("alibi",)
+    breaks = ("alibi", "combinations")
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Turn the sign."""
             options = super().options(call)
             if options.alibi_slopes is None:
                 return options
             return replace(options, alibi_slopes=-options.alibi_slopes)
 
 
+class AlibiFromTheFirstKey(Twin):
+    """Adds slope * j, which differs by a constant per row: the output is right, the LSE is not."""
+
+    breaks = ("alibi", "lse")
+
+    class impl(ByRequest):
+        def attend_one(self, call: ReferenceCall, request: OneRequest) -> ReferenceResult:
+            result = super().attend_one(call, request)
+            slopes = call.layer.alibi_slopes
+            if slopes is None:
+                return result
+            shift = slopes.double()[:, None] * self.positions(request)[None]
+            return replace(result, lse=result.lse + shift)
+
+
 class DroppedSinks(Twin):
     """Accepts sinks and drops them."""
+
+    breaks = ("sinks", "combinations")
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            return replace(super().options(call), sinks=None)
+
+
+class ScaledSinks(Twin):
+    """Scales a sink as if it were a product."""
 
     breaks = ("sinks",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Drop them."""
-            return replace(super().options(call), sinks=None)
-
-
-class SinkPerSplit(Twin):
-    """Counts a sink once for each 64 keys, as a split kernel does that adds it in every split."""
-
-    breaks = ("long_context",)
-
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def options(self, call: ReferenceCall) -> AttentionOptions:
-            """N equal logits are one that is ln(n) higher."""
             options = super().options(call)
             if options.sinks is None:
                 return options
-            splits = max(1, -(-call.common.max_seq_len // 64))
+            return replace(options, sinks=options.sinks * options.scale)
+
+
+class CappedSinks(Twin):
+    """Caps a sink as if it were a product."""
+
+    breaks = ("combinations",)
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options = super().options(call)
+            if options.sinks is None or options.softcap is None:
+                return options
+            capped = options.softcap * torch.tanh(options.sinks / options.softcap)
+            return replace(options, sinks=capped)
+
+
+class SinkPerSplit(Twin):
+    """Counts a sink once for each 512 keys, as a split kernel does that adds it in every split."""
+
+    breaks = ("sinks",)
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options = super().options(call)
+            if options.sinks is None:
+                return options
+            splits = max(1, -(-call.common.max_seq_len // 512))
             return replace(options, sinks=options.sinks + math.log(splits))
 
 
 class ShortMemory(Twin):
-    """Sees the last 256 keys only."""
+    """Sees the last 512 keys only: the other splits are never merged."""
 
     breaks = ("long_context",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """A window nobody asked for."""
             options = super().options(call)
             left, right = options.window
-            return replace(options, window=(min(255, left or 255), right))
+            return replace(options, window=(min(511, 511 if left is None else left), right))
 
 
-class LseInBits(Twin):
-    """Returns log2 and says that it is ln."""
+class NoMaximum(Twin):
+    """Takes exponentials in float32 without the row's maximum: inf / inf, or 0 / 0."""
 
-    breaks = ("lse", "merged_halves")
+    breaks = ("large_logits",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def attend(self, call: ReferenceCall) -> ReferenceResult:
-            """Change the base."""
             result = super().attend(call)
-            return replace(result, lse=result.lse / math.log(2))
+            is_out = result.lse.isfinite() & (result.lse.abs() > _LARGEST_EXPONENT)
+            result.output[is_out.T] = torch.nan
+            return result
 
 
-class LseWithoutSink(Twin):
-    """Leaves the sink out of the LSE, though the output was divided by it."""
-
-    breaks = ("lse",)
-
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def attend(self, call: ReferenceCall) -> ReferenceResult:
-            """Take the sink's share out again."""
-            result = super().attend(call)
-            sinks = call.layer.sinks
-            if sinks is None:
-                return result
-            share = (sinks.double()[:, None] - result.lse).exp()
-            return replace(result, lse=result.lse + torch.log1p(-share.clamp(max=1)))
-
-
-class ShiftedLse(Twin):
-    """Returns the LSE without the maximum that the kernel subtracted."""
-
-    breaks = ("lse", "merged_halves")
-
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def attend(self, call: ReferenceCall) -> ReferenceResult:
-            """Shift each row by something of its own."""
-            result = super().attend(call)
-            rows = torch.arange(result.lse.shape[1], dtype=torch.float64)
-            return replace(result, lse=result.lse + 0.01 * (rows + 1))
-
-
-class DropsUndeclaredSinks(Twin):
-    """Declares no sinks, and accepts a layer that has them."""
-
-    breaks = ("unsupported_option",)
-    served = replace(REFERENCE_CAPABILITY, sinks=REFERENCE_CAPABILITY.sinks.NO)
-
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def check_layer(self, spec: object) -> None:
-            """Accept anything."""
-
-        def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Drop them."""
-            return replace(super().options(call), sinks=None)
+TWINS: tuple[type[Twin], ...] = (
+    OwnScale,
+    PositiveScale,
+    DroppedSoftcap,
+    CappedBeforeScale,
+    OverflowingSoftcap,
+    AlibiAway,
+    AlibiFromTheFirstKey,
+    DroppedSinks,
+    ScaledSinks,
+    CappedSinks,
+    SinkPerSplit,
+    ShortMemory,
+    NoMaximum,
+)

@@ -6,106 +6,46 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attn_conformance.reference_backend import ReferenceCall, ReferenceImpl
+from attn_conformance.twins.by_request import ByRequest, OneRequest
 from attn_conformance.twins.twin import Twin
 from attn_shared import reference
 from attn_shared.reference import AttentionOptions, ReferenceResult
+from attn_shared.request import AttentionType
 
-__all__ = [
-    "CausalEncoder",
-    "CausalFirstOnly",
-    "CausalTopLeft",
-    "CrossByDecoderLengths",
-    "DroppedChunks",
-    "DroppedRanges",
-    "OneSidedWindow",
-    "RowsFromZero",
-    "StrictlyCausal",
-    "WindowOneShort",
-    "WindowOneWide",
-]
+__all__ = ["TWINS"]
 
 
 class CausalTopLeft(Twin):
     """Aligns the causal mask with the first key, as torch's is_causal does."""
 
-    breaks = ("extend",)
+    breaks = ("extend", "generated")
 
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def attend_paged(self, call: ReferenceCall) -> ReferenceResult:
-            """Attend request by request, rows counted from position 0."""
-            return _by_request(self, call, lambda seq_len, query_len: 0)
-
-
-class RowsFromZero(Twin):
-    """Puts a request's rows one position too early."""
-
-    breaks = ("causal", "extend")
-
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def attend_paged(self, call: ReferenceCall) -> ReferenceResult:
-            """Attend request by request, one position off."""
-            return _by_request(self, call, lambda seq_len, query_len: seq_len - query_len - 1)
-
-
-def _by_request(self: ReferenceImpl, call: ReferenceCall, first: Any) -> ReferenceResult:
-    """Attend plain causal requests one by one; others as the reference does."""
-    arguments = self.paged_arguments(call)
-    right = ReferenceImpl.attend_paged(self, call)
-    if arguments["causal"] is not True:
-        return right
-    views = self.views(call)
-    starts, lens = call.common.query_start_loc.tolist(), call.common.seq_lens.tolist()
-    for request, seq_len in enumerate(lens):
-        start, stop = starts[request], starts[request + 1]
-        if not (stop - start > 0 and seq_len > 0 and views.key.dtype == call.query.dtype):
-            continue
-        size = views.key.shape[1]
-        blocks = call.common.block_table[request, : -(-seq_len // size)].long()  # type: ignore[index]
-        key, value = (view[blocks].flatten(0, 1)[:seq_len] for view in views[:2])
-        positions = torch.arange(stop - start) + first(seq_len, stop - start)
-        options = replace(self.options(call), chunk_size=None)
-        result = reference.attention(
-            call.query[start:stop], key, value, options, query_positions=positions
-        )
-        right.output[start:stop] = result.output
-        right.lse[:, start:stop] = result.lse
-    return right
+    class impl(ByRequest):
+        def positions(self, request: OneRequest) -> Tensor:
+            return torch.arange(request.query_len)
 
 
 class StrictlyCausal(Twin):
     """A row does not see its own key."""
 
-    breaks = ("causal",)
+    breaks = ("causal", "extend")
 
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def attend_paged(self, call: ReferenceCall) -> ReferenceResult:
-            """Attend one position early."""
-            return _by_request(self, call, lambda seq_len, query_len: seq_len - query_len - 1)
+    class impl(ByRequest):
+        def positions(self, request: OneRequest) -> Tensor:
+            return super().positions(request) - 1
 
 
-class CausalFirstOnly(Twin):
-    """Takes the first request's causality for all."""
+class OneKeyAhead(Twin):
+    """A row sees the key after its own."""
 
-    breaks = ("per_request_causality",)
+    breaks = ("causal", "extend")
 
-    class impl(ReferenceImpl):
-        """See above."""
-
-        def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
-            """One rule for all."""
-            arguments = super().paged_arguments(call)
-            causal = arguments["causal"]
-            if isinstance(causal, torch.Tensor) and len(causal):
-                arguments["causal"] = bool(causal[0])
-            return arguments
+    class impl(ByRequest):
+        def positions(self, request: OneRequest) -> Tensor:
+            return super().positions(request) + 1
 
 
 class AlwaysCausal(Twin):
@@ -114,22 +54,33 @@ class AlwaysCausal(Twin):
     breaks = ("non_causal",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
-            """Every row is causal."""
             return {**super().paged_arguments(call), "causal": True}
 
 
+class CausalFirstOnly(Twin):
+    """Takes the first request's causality for all."""
+
+    breaks = ("per_request_causality",)
+
+    class impl(ReferenceImpl):
+        def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
+            arguments = super().paged_arguments(call)
+            causal = arguments["causal"]
+            if isinstance(causal, Tensor):
+                arguments["causal"] = bool(causal[0])
+            return arguments
+
+
 class _OtherWindow(ReferenceImpl):
-    shift = (0, 0)
+    """Moves the left side of a window, and the right side where it hides anything."""
+
+    shift = 0
 
     def options(self, call: ReferenceCall) -> AttentionOptions:
-        """Shift each bounded side."""
         options = super().options(call)
         left, right = (
-            None if side is None else max(0, side + by)
-            for side, by in zip(options.window, self.shift, strict=True)
+            None if side is None else max(0, side + self.shift) for side in options.window
         )
         if options.window[1] == 0:
             right = 0
@@ -137,25 +88,47 @@ class _OtherWindow(ReferenceImpl):
 
 
 class WindowOneWide(Twin):
-    """Keeps W + 1 keys."""
-
-    breaks = ("window", "two_sided_window", "generated")
-
-    class impl(_OtherWindow):
-        """See above."""
-
-        shift = (1, 0)
-
-
-class WindowOneShort(Twin):
-    """Keeps W - 1 keys."""
+    """Keeps one key more than the window has."""
 
     breaks = ("window", "two_sided_window")
 
     class impl(_OtherWindow):
-        """See above."""
+        shift = 1
 
-        shift = (-1, 0)
+
+class WindowOneShort(Twin):
+    """Takes the keys to the left for the number of keys in all, the query's own included."""
+
+    breaks = ("window", "two_sided_window", "combinations")
+
+    class impl(_OtherWindow):
+        shift = -1
+
+
+class WindowOpenAtZero(Twin):
+    """Takes a window of 0 for none, as calls do that write "off" as 0."""
+
+    breaks = ("window", "two_sided_window")
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options = super().options(call)
+            left, right = options.window
+            return replace(options, window=(left or None, right or None))
+
+
+class WindowByBlocks(Twin):
+    """Lets a window begin up to a block early, where its kernel's first tile does."""
+
+    breaks = ("window", "freed_blocks")
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options, cache = super().options(call), self.spec.kv_cache_spec
+            left, right = options.window
+            if left is None or cache is None:
+                return options
+            return replace(options, window=(left + cache.block_size - 1, right))
 
 
 class OneSidedWindow(Twin):
@@ -164,10 +137,7 @@ class OneSidedWindow(Twin):
     breaks = ("two_sided_window",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Leave the right side open."""
             options = super().options(call)
             return replace(options, window=(options.window[0], None))
 
@@ -178,11 +148,23 @@ class DroppedRanges(Twin):
     breaks = ("multimodal_ranges",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
-            """Drop them."""
             return {**super().paged_arguments(call), "mm_prefix_ranges": {}}
+
+
+class HalfOpenRanges(Twin):
+    """Leaves the last position out of a multimodal range."""
+
+    breaks = ("multimodal_ranges",)
+
+    class impl(ReferenceImpl):
+        def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
+            arguments = super().paged_arguments(call)
+            arguments["mm_prefix_ranges"] = {
+                request: [(start, end - 1) for start, end in ranges if start < end]
+                for request, ranges in arguments["mm_prefix_ranges"].items()
+            }
+            return arguments
 
 
 class DroppedChunks(Twin):
@@ -191,11 +173,21 @@ class DroppedChunks(Twin):
     breaks = ("chunked_local",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def options(self, call: ReferenceCall) -> AttentionOptions:
-            """Drop them."""
             return replace(super().options(call), chunk_size=None)
+
+
+class ChunksAsWindow(Twin):
+    """Takes a chunk for a window of as many keys."""
+
+    breaks = ("chunked_local",)
+
+    class impl(ReferenceImpl):
+        def options(self, call: ReferenceCall) -> AttentionOptions:
+            options = super().options(call)
+            if options.chunk_size is None:
+                return options
+            return replace(options, chunk_size=None, window=(options.chunk_size - 1, 0))
 
 
 class CausalEncoder(Twin):
@@ -204,10 +196,7 @@ class CausalEncoder(Twin):
     breaks = ("encoder", "encoder_only")
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def attend_ragged(self, call: ReferenceCall) -> ReferenceResult:
-            """Attend causally."""
             if call.key is None or call.value is None:
                 raise TypeError("checked before")
             starts, keys = call.common.query_start_loc, call.common.key_start_loc
@@ -222,16 +211,70 @@ class CausalEncoder(Twin):
             )
 
 
+class EncoderAsOne(Twin):
+    """Lets all requests of an encoder see each other."""
+
+    breaks = ("encoder", "encoder_only")
+
+    class impl(ReferenceImpl):
+        def attend_ragged(self, call: ReferenceCall) -> ReferenceResult:
+            if call.key is None or call.value is None:
+                raise TypeError("checked before")
+            count = call.common.num_actual_tokens
+            loc = call.common.key_start_loc
+            keys = count if loc is None else int(loc[-1])
+            result = reference.attention(
+                call.query[:count],
+                call.key[:keys],
+                call.value[:keys],
+                self.options(call),
+                causal=False,
+            )
+            return replace(result, num_tokens=count)
+
+
 class CrossByDecoderLengths(Twin):
-    """Takes the decoder's lengths for the encoder's."""
+    """Takes the decoder's lengths for the encoder's, as far as the table has blocks."""
 
     breaks = ("cross_attention",)
 
     class impl(ReferenceImpl):
-        """See above."""
-
         def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
-            """Take the wrong lengths, as far as the table has blocks."""
             arguments = super().paged_arguments(call)
-            encoder, own = arguments["seq_lens"], call.common.seq_lens
-            return {**arguments, "seq_lens": torch.minimum(encoder, own)}
+            own = torch.minimum(arguments["seq_lens"], call.common.seq_lens)
+            return {**arguments, "seq_lens": own}
+
+
+class CausalCross(Twin):
+    """Masks cross-attention as if its keys were the decoder's."""
+
+    breaks = ("cross_attention",)
+
+    class impl(ReferenceImpl):
+        def paged_arguments(self, call: ReferenceCall) -> dict[str, Any]:
+            arguments = super().paged_arguments(call)
+            if self.spec.attn_type is AttentionType.ENCODER_DECODER:
+                arguments["causal"] = True
+            return arguments
+
+
+TWINS: tuple[type[Twin], ...] = (
+    CausalTopLeft,
+    StrictlyCausal,
+    OneKeyAhead,
+    AlwaysCausal,
+    CausalFirstOnly,
+    WindowOneWide,
+    WindowOneShort,
+    WindowOpenAtZero,
+    WindowByBlocks,
+    OneSidedWindow,
+    DroppedRanges,
+    HalfOpenRanges,
+    DroppedChunks,
+    ChunksAsWindow,
+    CausalEncoder,
+    EncoderAsOne,
+    CrossByDecoderLengths,
+    CausalCross,
+)
