@@ -1,48 +1,70 @@
-"""What is timed: a backend of attn, or a direct call of something else on the same numbers."""
+"""What is timed: a backend of attn, or a direct call of something else on the same shapes."""
 
 from __future__ import annotations
 
-import logging
-import re
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from attn_bench.inputs import StepTensors, make_step
+from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
 from attn_bench.workloads import Workload
-from attn_shared.errors import AttnError, UnknownNameError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec
-from attn_shared.kv_write import gather_rows
-from attn_shared.layer import Attention
+from attn_shared.backend import AttentionCGSupport
+from attn_shared.cascade import common_prefix_len
+from attn_shared.errors import UnsupportedOptionError
+from attn_shared.inventory import Inventory
+from attn_shared.kv_cache import AttentionSpec, KVViews
+from attn_shared.layer import Attention, StepPlan
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.selector import DEFAULT_SELECTOR
+from attn_shared.spec import BuildConfig
 
-__all__ = [
-    "PEERS",
-    "BackendContender",
-    "Contender",
-    "Prepared",
-    "SdpaContender",
-    "contender_named",
-    "refuse_silent_slow_path",
-]
+__all__ = ["BackendContender", "Contender", "Copy", "Prepared"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copy:
+    """One set of inputs, ready to run.
+
+    Attributes:
+        call: what is timed.
+        tokens: turns what `call` returns into (T, Hq, D).
+        query: makes the query (T, Hq, D).
+        keys: makes the keys and values of one request as stored, each (seq_len, Hkv, D).
+        lengths: (query_len, seq_len) of each request, in the order of the query's rows.
+    """
+
+    call: Callable[[], Any]
+    tokens: Callable[[Any], Tensor]
+    query: Callable[[], Tensor]
+    keys: Callable[[int], KVViews]
+    lengths: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
     """A contender with its inputs laid out.
 
     Attributes:
-        calls: one call per copy of the inputs; they are timed in turn.
+        name: what runs; differs from the contender's where that leaves the choice.
+        copies: sets of inputs, which are timed in turn; all are of one batch.
+        block_size: tokens per block of its cache; None without a cache.
+        graph_level: which batches it declares that a graph may capture.
         plan: the host's work of a step; None where there is none.
-        notes: what a reader of the figure must know.
+        notes: what a reader of the figures must know.
+        libraries: versions of the vendor libraries that it stands on.
     """
 
-    calls: tuple[Callable[[], torch.Tensor], ...]
+    name: str
+    copies: tuple[Copy, ...]
+    block_size: int | None = None
+    graph_level: AttentionCGSupport = AttentionCGSupport.ALWAYS
     plan: Callable[[], object] | None = None
     notes: tuple[str, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
 
 class Contender(ABC):
@@ -51,8 +73,16 @@ class Contender(ABC):
     name: str
 
     @abstractmethod
-    def prepare(self, workload: Workload, device: torch.device, num_copies: int) -> Prepared:
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
         """Lay out inputs and build what runs them.
+
+        Args:
+            workload: the batch.
+            device: where it runs.
+            num_copies: sets of inputs.
+            is_captured: the calls go into a graph.
 
         Raises:
             AttnError: it cannot run this workload; says why.
@@ -60,27 +90,36 @@ class Contender(ABC):
 
 
 class BackendContender(Contender):
-    """A backend of attn, called through its implementation as an engine calls it."""
+    """A backend of attn, called through its implementation as an engine calls it.
+
+    The cache is written already; keys and values are read from it.
+    """
 
     def __init__(self, name: str) -> None:
         """Name the backend; "auto" lets the selector choose."""
         self.name = name
 
-    def prepare(self, workload: Workload, device: torch.device, num_copies: int) -> Prepared:
-        """Build the layer and `num_copies` filled caches."""
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Select and build the layer, and fill `num_copies` caches of it."""
         layer = self._layer(workload, device)
         spec = layer.kv_cache_spec
         if not isinstance(spec, AttentionSpec):
             raise UnsupportedOptionError(f"{self.name} has no paged cache to read.")
-        copies = [make_step(workload, spec, device, seed) for seed in range(num_copies)]
-        plans = [layer.plan(copy.common) for copy in copies]
-        calls = tuple(
-            _forward(layer, copy, plan.metadata) for copy, plan in zip(copies, plans, strict=True)
+        step = make_step(workload, spec, device, num_copies)
+        planner = _Planner(layer, step.common, workload, is_captured)
+        plan = planner.plan()
+        chosen = layer.selection.chosen or self.name
+        return Prepared(
+            name=chosen,
+            copies=tuple(_copy(layer, step, tensors, plan) for tensors in step.layers),
+            block_size=spec.block_size,
+            graph_level=layer.builder.get_cudagraph_support(layer.config, spec),
+            plan=planner.plan,
+            notes=(*_slow_features(layer, chosen), *planner.notes),
+            libraries=_libraries(layer),
         )
-        verdict = layer.selection.verdict(layer.selection.chosen or self.name)
-        notes = tuple(f"slow path for {feature}" for feature in verdict.slow_features)
-        common = copies[0].common
-        return Prepared(calls=calls, plan=lambda: layer.plan(common), notes=notes)
 
     def _layer(self, workload: Workload, device: torch.device) -> Attention:
         heads = workload.heads
@@ -93,211 +132,96 @@ class BackendContender(Contender):
             block_size=workload.block_size,
             device=device,
             backend=self.name,
+            config=BuildConfig(
+                max_num_seqs=workload.batch,
+                max_num_tokens=workload.num_tokens,
+                max_model_len=workload.context,
+                capture_sizes=(workload.num_tokens,),
+            ),
         )
 
 
-def _forward(layer: Attention, copy: StepTensors, metadata: object) -> Callable[[], torch.Tensor]:
-    """Return the backend's own call: the cache is written already, as before a decode's read."""
+class _Planner:
+    """The host's work of a step: cascade attention where the backend asks for it, else a plan.
 
-    def call() -> torch.Tensor:
+    Cascade batches are never captured.
+    """
+
+    def __init__(
+        self,
+        layer: Attention,
+        common: CommonAttentionMetadata,
+        workload: Workload,
+        is_captured: bool,
+    ) -> None:
+        self._layer, self._common = layer, common
+        self._is_captured = is_captured
+        self._prefix = 0 if is_captured else _prefix_to_cascade(layer, common, workload)
+        self.notes = (f"cascade over {self._prefix} tokens",) if self._prefix else ()
+
+    def plan(self) -> StepPlan:
+        """Build the step's metadata."""
+        builder = self._layer.builder
+        if self._prefix:
+            metadata = builder.build(self._prefix, self._common)
+            return StepPlan(common=self._common, metadata=metadata)
+        plan = self._layer.plan(self._common)
+        if self._is_captured:
+            metadata = builder.build_for_cudagraph_capture(plan.common)
+            return StepPlan(common=plan.common, metadata=metadata)
+        return plan
+
+
+def _prefix_to_cascade(
+    layer: Attention, common: CommonAttentionMetadata, workload: Workload
+) -> int:
+    """Return the shared prefix if the backend would run it once, else 0."""
+    spec, table = layer.kv_cache_spec, common.block_table
+    if not workload.shared_prefix_len or spec is None or table is None:
+        return 0
+    computed = [seq_len - query_len for query_len, seq_len in workload.lengths]
+    prefix = common_prefix_len(table.cpu(), computed, spec.block_size)
+    units = layer.selection.device.compute_units or 1
+    pays = layer.builder.use_cascade_attention(prefix, workload.query_lens, units)
+    return prefix if pays else 0
+
+
+def _copy(layer: Attention, step: Step, tensors: LayerTensors, plan: StepPlan) -> Copy:
+    """Return the backend's own call.
+
+    The builder may have put the requests in another order; rows are random, so the query's rows
+    are taken to be in that order from the start.
+    """
+    common, metadata = plan.common, plan.metadata
+    ordered = Step(common=common, spec=step.spec, layers=step.layers)
+    pairs = zip(common.query_lens_cpu.tolist(), common.exact_seq_lens_cpu.tolist(), strict=True)
+    lengths = tuple(pairs)
+
+    def call() -> Tensor:
         return layer.impl.forward(
-            layer, copy.query, None, None, copy.kv_cache, metadata, copy.output
+            layer, tensors.query, None, None, tensors.kv_cache, metadata, tensors.output
         )
 
-    return call
-
-
-class SdpaContender(Contender):
-    """torch's SDPA on keys and values that lie dense already: no paging is paid for.
-
-    Requests of unequal lengths are called one by one. Grouped-query heads go through enable_gqa, as
-    a caller without attn would write it.
-    """
-
-    name = "torch.sdpa"
-
-    def prepare(self, workload: Workload, device: torch.device, num_copies: int) -> Prepared:
-        """Lay the same numbers out dense."""
-        if workload.kv_cache_dtype != "auto":
-            raise UnsupportedOptionError(
-                f"torch.sdpa reads no quantised cache (kv_cache_dtype={workload.kv_cache_dtype})."
-            )
-        calls = tuple(self._calls(workload, device, seed) for seed in range(num_copies))
-        return Prepared(calls=calls, notes=("keys and values lie dense; no paging is paid for",))
-
-    def _calls(
-        self, workload: Workload, device: torch.device, seed: int
-    ) -> Callable[[], torch.Tensor]:
-        parts = [
-            dense_request(workload, request, device, seed) for request in range(workload.batch)
-        ]
-        if len(set(zip(workload.query_lens, workload.seq_lens, strict=True))) == 1:
-            parts = [tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))]
-        masks = [_mask(part[0].shape[2], part[1].shape[2], device) for part in parts]
-
-        def call() -> torch.Tensor:
-            output = torch.empty(0)
-            for (query, key, value), (mask, is_causal) in zip(parts, masks, strict=True):
-                output = torch.nn.functional.scaled_dot_product_attention(
-                    query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=True
-                )
-            return output
-
-        return call
-
-
-def _mask(query_len: int, key_len: int, device: torch.device) -> tuple[torch.Tensor | None, bool]:
-    """Return (attn_mask, is_causal) of a bottom-right causal call; torch's own is top-left."""
-    if query_len == 1:
-        return None, False
-    if query_len == key_len:
-        return None, True
-    rows = torch.arange(query_len, device=device)[:, None] + key_len - query_len
-    return torch.arange(key_len, device=device)[None, :] <= rows, False
-
-
-def dense_request(
-    workload: Workload, request: int, device: torch.device, seed: int
-) -> tuple[torch.Tensor, ...]:
-    """Return query (1, Hq, Tq, D), key and value (1, Hkv, Tk, D) of one request."""
-    heads = workload.heads
-    generator = torch.Generator(device).manual_seed(seed * 1009 + request)
-    shapes = (
-        (1, heads.num_heads, workload.query_lens[request], heads.head_size),
-        (1, heads.num_kv_heads, workload.seq_lens[request], heads.head_size),
-        (1, heads.num_kv_heads, workload.seq_lens[request], heads.head_size),
-    )
-    return tuple(
-        torch.randn(shape, generator=generator, device=device).to(workload.dtype)
-        for shape in shapes
+    return Copy(
+        call=call,
+        tokens=lambda output: output,
+        query=lambda: tensors.query,
+        keys=lambda request: stored_keys_of(ordered, tensors, request, lengths[request][1]),
+        lengths=lengths,
     )
 
 
-class GatheredSdpaContender(Contender):
-    """torch's SDPA per request over gathered blocks: what a caller with a paged cache would write."""
-
-    name = "torch.sdpa_gathered"
-
-    def prepare(self, workload: Workload, device: torch.device, num_copies: int) -> Prepared:
-        """Fill paged caches in the default layout."""
-        if workload.kv_cache_dtype != "auto":
-            raise UnsupportedOptionError("torch.sdpa_gathered reads no quantised cache.")
-        heads = workload.heads
-        spec = AttentionSpec(
-            block_size=workload.block_size or 16,
-            num_kv_heads=heads.num_kv_heads,
-            head_size=heads.head_size,
-            head_size_v=heads.head_size,
-            dtype=workload.dtype,
-        )
-        copies = [make_step(workload, spec, device, seed) for seed in range(num_copies)]
-        return Prepared(calls=tuple(_gathered_call(workload, spec, copy) for copy in copies))
+def _slow_features(layer: Attention, chosen: str) -> tuple[str, ...]:
+    features = layer.selection.verdict(chosen).slow_features
+    return tuple(f"declares a slow path for {feature}" for feature in features)
 
 
-def _gathered_call(
-    workload: Workload, spec: AttentionSpec, copy: StepTensors
-) -> Callable[[], torch.Tensor]:
-    views, table = spec.split(copy.kv_cache), copy.common.block_table
-    lengths = list(zip(workload.query_lens, workload.seq_lens, strict=True))
-    masks = [_mask(q, k, copy.query.device) for q, k in lengths]
-    if table is None:
-        raise UnsupportedOptionError("torch.sdpa_gathered needs a block table.")
-
-    def call() -> torch.Tensor:
-        start = 0
-        for request, ((query_len, seq_len), (mask, is_causal)) in enumerate(
-            zip(lengths, masks, strict=True)
-        ):
-            rows = copy.query[start : start + query_len].transpose(0, 1).unsqueeze(0)
-            key, value = (
-                gather_rows(view, table[request], seq_len).transpose(0, 1).unsqueeze(0)
-                for view in views[:2]
-            )
-            result = torch.nn.functional.scaled_dot_product_attention(
-                rows, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=True
-            )
-            copy.output[start : start + query_len] = result[0].transpose(0, 1)
-            start += query_len
-        return copy.output
-
-    return call
-
-
-PEERS: dict[str, type[SdpaContender] | type[GatheredSdpaContender]] = {
-    SdpaContender.name: SdpaContender,
-    GatheredSdpaContender.name: GatheredSdpaContender,
-}
-"""Direct calls by name; every other name is a backend's."""
-
-
-def contender_named(name: str) -> Contender:
-    """Return a direct call of `PEERS`, or a backend.
-
-    Raises:
-        UnknownNameError: the name looks like a direct call's and is none.
-    """
-    if name in PEERS:
-        return PEERS[name]()
-    if "." in name:
-        raise UnknownNameError.for_name("peer", name, PEERS)
-    return BackendContender(name)
-
-
-_SLOW_WORDS = re.compile(
-    r"fall(?:s|ing)?[ -]?back|not compiled for|no kernel for|using (?:a )?(?:slow|reference)",
-    re.IGNORECASE,
-)
-
-
-@contextmanager
-def refuse_silent_slow_path(name: str) -> Iterator[None]:
-    """Refuse to time a library that says, while it first runs, that it took a slow path.
-
-    Vendors announce it by a warning or a log line only (Intel's XPU kernels, for one).
-
-    Raises:
-        UnsupportedOptionError: with the library's own words.
-    """
-    heard: list[str] = []
-    listener = _Listener(heard)
-    root = logging.getLogger()
-    root.addHandler(listener)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        root.removeHandler(listener)
-    heard += [str(warning.message) for warning in caught]
-    slow = [words for words in heard if _SLOW_WORDS.search(words)]
-    if slow:
-        raise UnsupportedOptionError(
-            f"{name} is not timed: its library took a slow path ({slow[0]!r})."
-        )
-
-
-class _Listener(logging.Handler):
-    def __init__(self, heard: list[str]) -> None:
-        super().__init__(level=logging.WARNING)
-        self._heard = heard
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._heard.append(record.getMessage())
-
-
-def first_call(contender: Contender, prepared: Prepared) -> None:
-    """Run once, so that compilation and loading are not timed, and listen while it happens.
-
-    Raises:
-        AttnError: the contender cannot run the workload after all.
-    """
-    with refuse_silent_slow_path(contender.name):
-        for call in prepared.calls:
-            try:
-                call()
-            except AttnError:
-                raise
-            except Exception as error:
-                raise UnsupportedOptionError(
-                    f"{contender.name} failed on its first call: {type(error).__name__}: {error}"
-                ) from error
+def _libraries(layer: Attention) -> dict[str, str]:
+    """Return the versions of the libraries that the chosen backend can use and that are here."""
+    names = layer.selection.backend_cls.vendor_libraries
+    inventory = DEFAULT_SELECTOR.inventory(layer.selection.device) if names else Inventory()
+    return {
+        entry.name: entry.version
+        for entry in inventory.entries
+        if entry.name in names and entry.is_usable and entry.version is not None
+    }

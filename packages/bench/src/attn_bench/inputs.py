@@ -1,39 +1,62 @@
-"""Tensors of a workload: random data, shuffled blocks, and several copies where a cache could help."""
+"""Tensors of a workload: random data, shuffled blocks, and several layers where a cache helps.
+
+The layers of a model share a step's batch and block table, and each has a cache of its own. The
+copies made here are such layers: one plan serves them all, as it does in an engine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attn_bench.workloads import Workload
-from attn_shared.kv_cache import AttentionSpec
+from attn_shared.dtypes import KVQuantMode
+from attn_shared.kv_cache import AttentionSpec, KVViews
+from attn_shared.kv_write import gather_rows
 from attn_shared.metadata import CommonAttentionMetadata
 
-__all__ = ["StepTensors", "block_table_of", "make_step"]
+__all__ = ["LayerTensors", "Step", "block_table_of", "make_step", "stored_keys_of"]
+
+_INT8_SCALE = 4.0 / 127  # entries then reach as far as those of a normal distribution
+_FILL_ELEMENTS = 2**24  # made in float32 at once; that of a whole cache may not fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepTensors:
-    """One copy of a step's inputs.
+class LayerTensors:
+    """One layer's tensors.
 
     Attributes:
         query: (T, Hq, D).
         kv_cache: a filled cache.
-        output: (T, Hq, D).
-        common: the batch.
+        output: (T, Hq, D), NaN so far.
     """
 
-    query: torch.Tensor
-    kv_cache: torch.Tensor
-    output: torch.Tensor
+    query: Tensor
+    kv_cache: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """A batch, and the layers that run it.
+
+    Attributes:
+        common: the batch.
+        spec: format of the caches.
+        layers: at least one.
+    """
+
     common: CommonAttentionMetadata
+    spec: AttentionSpec
+    layers: tuple[LayerTensors, ...]
 
 
-def block_table_of(workload: Workload, block_size: int, seed: int) -> tuple[torch.Tensor, int]:
+def block_table_of(workload: Workload, block_size: int, seed: int) -> tuple[Tensor, int]:
     """Return a table of shuffled blocks (B, M) int32 and how many blocks there are.
 
-    Requests share the blocks of the shared prefix; every other block belongs to one request.
+    Requests share the whole blocks of the shared prefix; any other block belongs to one request.
     """
     prefix = workload.shared_prefix_len // block_size
     needed = [-(-length // block_size) - prefix for length in workload.seq_lens]
@@ -49,34 +72,59 @@ def block_table_of(workload: Workload, block_size: int, seed: int) -> tuple[torc
 
 
 def make_step(
-    workload: Workload, spec: AttentionSpec, device: torch.device, seed: int
-) -> StepTensors:
+    workload: Workload, spec: AttentionSpec, device: torch.device, num_layers: int, seed: int = 0
+) -> Step:
     """Return random inputs; zeros would run faster than real data on some devices."""
     table, num_blocks = block_table_of(workload, spec.block_size, seed)
     generator = torch.Generator(device).manual_seed(seed)
-    heads = workload.heads
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=workload.query_lens,
+        seq_lens=workload.seq_lens,
+        block_table=table,
+        block_size=spec.block_size,
+        device=device,
+    )
+    layers = tuple(_make_layer(workload, spec, num_blocks, generator) for _ in range(num_layers))
+    return Step(common=common, spec=spec, layers=layers)
+
+
+def _make_layer(
+    workload: Workload, spec: AttentionSpec, num_blocks: int, generator: torch.Generator
+) -> LayerTensors:
+    heads, device = workload.heads, generator.device
     shape = (workload.num_tokens, heads.num_heads, heads.head_size)
     query = torch.randn(shape, generator=generator, device=device).to(workload.dtype)
     kv_cache = spec.allocate(num_blocks, device)
-    _fill(kv_cache, generator)
-    return StepTensors(
-        query=query,
-        kv_cache=kv_cache,
-        output=torch.empty_like(query),
-        common=CommonAttentionMetadata.from_lengths(
-            query_lens=workload.query_lens,
-            seq_lens=workload.seq_lens,
-            block_table=table,
-            block_size=spec.block_size,
-            device=device,
-        ),
+    _fill(spec.split(kv_cache), spec.quant_mode, generator)
+    output = torch.full_like(query, torch.nan)
+    return LayerTensors(query=query, kv_cache=kv_cache, output=output)
+
+
+def _fill(views: KVViews, mode: KVQuantMode, generator: torch.Generator) -> None:
+    for view in (views.key, views.value):
+        step = max(1, _FILL_ELEMENTS // max(1, view[0].numel()))
+        for start in range(0, view.shape[0], step):
+            part = view[start : start + step]
+            values = torch.randn(part.shape, generator=generator, device=part.device)
+            if mode is KVQuantMode.INT8_PER_TOKEN_HEAD:
+                values = (values / _INT8_SCALE).round_().clamp_(-127, 127)
+            part.copy_(values)
+    scale = _INT8_SCALE if mode is KVQuantMode.INT8_PER_TOKEN_HEAD else 1.0
+    for scales in (views.key_scale, views.value_scale):
+        if scales is not None:
+            scales.fill_(scale)
+
+
+def stored_keys_of(step: Step, layer: LayerTensors, request: int, length: int) -> KVViews:
+    """Return the first `length` keys and values of a request as stored, (length, Hkv, D)."""
+    table = step.common.block_table
+    if table is None:
+        raise TypeError("a step of make_step has a block table")
+    views = (
+        None if view is None else gather_rows(view, table[request], length)
+        for view in step.spec.split(layer.kv_cache)
     )
-
-
-def _fill(kv_cache: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill block by block: a float32 copy of a whole cache may not fit."""
-    step = max(1, 2**26 // max(1, kv_cache[0].numel()))
-    for start in range(0, kv_cache.shape[0], step):
-        part = kv_cache[start : start + step]
-        values = torch.randn(part.shape, generator=generator, device=kv_cache.device)
-        part.copy_(values.mul_(16) if part.dtype is torch.int8 else values)
+    key, value, key_scale, value_scale = views
+    if key is None or value is None:
+        raise TypeError("a cache has keys and values")
+    return KVViews(key, value, key_scale, value_scale)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["interval", "median", "paired_ratio"]
+__all__ = ["interval", "median", "ratios"]
 
 _RESAMPLES = 1000
 _TAIL = 0.025  # on each side: a 95% interval
@@ -17,15 +17,14 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
 
     Args:
         values: measurements; one alone is its own interval.
-        seed: of the resampling.
+        seed: of the resampling: the same values always give the same interval.
     """
     generator = random.Random(seed)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    low = medians[int(_TAIL * _RESAMPLES)]
-    high = medians[int((1 - _TAIL) * _RESAMPLES) - 1]
-    return low, high
+    beyond = int(_TAIL * _RESAMPLES)
+    return medians[beyond], medians[-1 - beyond]
 
 
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the rounds' own ratios: what slowed one round slowed both sides."""
-    return median(a / b for a, b in zip(ours, theirs, strict=True))
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return each round's own ratio: what slowed one round slowed both of its sides."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]

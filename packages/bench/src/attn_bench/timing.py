@@ -1,68 +1,97 @@
-"""Timing one call on a CPU, a CUDA device, or what triton knows."""
+"""Timing one call: wall-clock on a CPU, events and graph replay on a device.
+
+Events are what every torch device module offers that knows time (CUDA, ROCm, XPU); triton's
+do_bench is built on the same events, so that it would add a dependency and no device. Any other
+device is timed by wall-clock around a synchronisation.
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-__all__ = ["CpuTimer", "DeviceTimer", "Timer", "timer_for"]
+__all__ = ["Call", "CpuTimer", "DeviceTimer", "Timer", "WallTimer", "num_copies_for", "timer_for"]
 
 Call = Callable[[], object]
 
 _FLUSH_BYTES = {"cpu": 400 * 2**20}  # past a shared last-level cache of a few hundred MiB
-_FLUSH_BYTES_ELSEWHERE = 256 * 2**20  # past every L2 there is today
-_EVENT_RESOLUTION_US = 0.5
-_LEAST_US = 200.0  # a measurement shorter than this is made of several calls
+_FLUSH_BYTES_ELSEWHERE = 512 * 2**20  # past every L2, and every cache beside memory, of today
+_LEAST_US = 200.0  # a warm measurement shorter than this is made of several calls
+_LEAST_CALLS = 8  # between two events
+_MOST_COPIES = 48
+_DEFAULT_L2_BYTES = 128 * 2**20  # where the device does not say
+_L2_PASSES = 2  # copies hold this many times the L2, so that each call finds none of its inputs
+_MOST_SLEEP_CYCLES = 200_000_000  # about 0.1 s
+_CYCLES_PER_US = 2_000  # of any of today's clocks, or more
+
+
+def num_copies_for(device: torch.device, working_set_bytes: int, *, is_cold: bool) -> int:
+    """Return how many sets of inputs are rotated so that none is left in the L2.
+
+    A CPU's caches are flushed instead; so are those of devices that are timed by wall-clock.
+    """
+    if not is_cold or not _has_events(device):
+        return 1
+    wanted = _L2_PASSES * _l2_bytes(device) // max(1, working_set_bytes) + 2
+    return min(_MOST_COPIES, wanted)
+
+
+def _has_events(device: torch.device) -> bool:
+    return device.type != "cpu" and hasattr(torch.get_device_module(device), "Event")
+
+
+def _l2_bytes(device: torch.device) -> int:
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return int(getattr(properties, "L2_cache_size", 0) or _DEFAULT_L2_BYTES)
 
 
 class Timer(ABC):
-    """Times calls; "cold" with caches flushed before each, "warm" right after the same call."""
+    """Times calls; "cold" with inputs in no cache, "warm" right after the same call."""
 
     def __init__(self, device: torch.device, *, is_cold: bool) -> None:
         """Prepare what flushes caches."""
         self.device = device
         self.is_cold = is_cold
-        num_bytes = _FLUSH_BYTES.get(device.type, _FLUSH_BYTES_ELSEWHERE)
-        self._sweep = torch.zeros(num_bytes // 4, device=device) if is_cold else None
+        self._sweep = torch.zeros(self.sweep_bytes(device) // 4, device=device) if is_cold else None
+
+    @staticmethod
+    def sweep_bytes(device: torch.device) -> int:
+        """Return the memory that flushing takes."""
+        return _FLUSH_BYTES.get(device.type, _FLUSH_BYTES_ELSEWHERE)
 
     def _flush(self) -> None:
         if self._sweep is not None:
             self._sweep.add_(1.0)
 
     @abstractmethod
-    def time_us(self, calls: Sequence[Call]) -> float:
-        """Return the time of one call in microseconds; several calls are taken in turn."""
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it."""
 
     @abstractmethod
-    def host_us(self, call: Call) -> float | None:
-        """Return the host's time to issue a call, or None where that is the whole time."""
+    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+        """Return the time of one call in microseconds.
 
-
-class CpuTimer(Timer):
-    """Wall-clock time of a call."""
-
-    def time_us(self, calls: Sequence[Call]) -> float:
-        """Time the first call alone when cold; when warm, repeat until it is long enough."""
-        call = calls[0]
-        if self.is_cold:
-            self._flush()
-            return _elapsed_us(call)
-        call()
-        once = _elapsed_us(call)
-        repeats = max(1, int(_LEAST_US / max(once, 1.0)))
-        if repeats == 1:
-            return once
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) * 1e6 / repeats
+        Args:
+            calls: one per set of inputs; a cold timer that rotates takes them in turn, any other
+                takes the first.
+            host_us: the host's time to issue one, as `host_us` found it.
+        """
 
     def host_us(self, call: Call) -> float | None:
-        """Return None: on a CPU the host does all of it."""
+        """Return the host's time to issue a call; None where that is the whole time."""
         return None
+
+    def plan_us(self, plan: Call) -> float:
+        """Return the time of the host's work of a step, and of what it waits for."""
+        self.synchronize()
+        start = time.perf_counter()
+        plan()
+        self.synchronize()
+        return (time.perf_counter() - start) * 1e6
 
 
 def _elapsed_us(call: Call) -> float:
@@ -71,54 +100,116 @@ def _elapsed_us(call: Call) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-class DeviceTimer(Timer):
-    """Device time between events, over calls queued without a gap.
+class CpuTimer(Timer):
+    """Wall-clock time of a call: alone when cold, repeated until long enough when warm."""
 
-    Rotating over copies of the inputs that together pass the L2 makes each call cold without a
-    flush between them, as the inputs of a served model are.
+    def synchronize(self) -> None:
+        """Return at once: a CPU has done what was asked of it."""
+
+    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+        """Time the first call."""
+        call = calls[0]
+        if self.is_cold:
+            self._flush()
+            return _elapsed_us(call)
+        call()
+        once = _elapsed_us(call)
+        repeats = int(_LEAST_US / max(once, 1.0))
+        if repeats <= 1:
+            return once
+        return _elapsed_us(_repeated(call, repeats)) / repeats
+
+
+def _repeated(call: Call, count: int) -> Call:
+    def run() -> None:
+        for _ in range(count):
+            call()
+
+    return run
+
+
+class WallTimer(CpuTimer):
+    """Wall-clock time of a call and of waiting for the device, one call at a time."""
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.get_device_module(self.device).synchronize()
+
+    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+        """Time the first call."""
+        return super().time_us([self._waited(calls[0])])
+
+    def _flush(self) -> None:
+        super()._flush()
+        self.synchronize()
+
+    def _waited(self, call: Call) -> Call:
+        def run() -> None:
+            call()
+            self.synchronize()
+
+        return run
+
+
+class DeviceTimer(Timer):
+    """Device time between two events, over calls that are queued while the device is kept busy.
+
+    Rotating over inputs that together pass the L2 makes each call cold without a flush between
+    calls, as those of a model's layers are. Where the host issues a call more slowly than the
+    device runs it, the time is the host's: a graph shows the device's.
     """
 
     def __init__(self, device: torch.device, *, is_cold: bool) -> None:
-        """Prepare events of the device."""
+        """Look up the device's events."""
         super().__init__(device, is_cold=is_cold)
-        self._module = torch.get_device_module(device)
+        self._module: Any = torch.get_device_module(device)
 
-    def time_us(self, calls: Sequence[Call]) -> float:
-        """Queue enough calls behind a busy device that the host is never waited for."""
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._module.synchronize(self.device)
+
+    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+        """Time some calls and divide."""
         rotation = list(calls) if self.is_cold else [calls[0]]
-        repeats = max(1, 8 // len(rotation))
+        repeats = -(-_LEAST_CALLS // len(rotation))
+        count = repeats * len(rotation)
         start = self._module.Event(enable_timing=True)
         stop = self._module.Event(enable_timing=True)
-        self._flush()
-        self._occupy()
+        if self.is_cold:
+            self._flush()
+        else:
+            rotation[0]()
+        self._occupy(count * (host_us or 0.0))
         start.record()
         for _ in range(repeats):
             for call in rotation:
                 call()
         stop.record()
-        self._module.synchronize(self.device)
-        return float(start.elapsed_time(stop)) * 1e3 / (repeats * len(rotation))
+        self.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3 / count
 
-    def host_us(self, call: Call) -> float | None:
+    def host_us(self, call: Call) -> float:
         """Return the host's time to issue one call behind a busy device, the least of five."""
         found = []
         for _ in range(5):
-            self._occupy()
+            self._occupy(1_000.0)
             found.append(_elapsed_us(call))
-            self._module.synchronize(self.device)
+            self.synchronize()
         return min(found)
 
-    def _occupy(self) -> None:
-        """Keep the device busy while the host queues what is timed."""
+    def _occupy(self, host_us: float) -> None:
+        """Keep the device busy while the host queues what takes it so long."""
         sleep = getattr(self._module, "_sleep", None)
         if sleep is not None:
-            sleep(20_000_000)  # cycles: about 10 ms, more than the host needs for eight calls
+            cycles = int((1.5 * host_us + 100.0) * _CYCLES_PER_US)
+            sleep(min(_MOST_SLEEP_CYCLES, cycles))
         elif self._sweep is not None:
-            self._sweep.add_(1.0)
+            self._flush()
 
 
 def timer_for(device: torch.device, *, is_cold: bool) -> Timer:
     """Return the timer of a device."""
     if device.type == "cpu":
         return CpuTimer(device, is_cold=is_cold)
-    return DeviceTimer(device, is_cold=is_cold)
+    kind = DeviceTimer if _has_events(device) else WallTimer
+    return kind(device, is_cold=is_cold)

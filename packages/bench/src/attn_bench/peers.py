@@ -1,0 +1,317 @@
+"""Direct calls that a backend is measured beside.
+
+torch's own are named here. Any other library's call is a function of one's own, named as
+"module:function", which takes `PeerInputs` and returns the call:
+
+    def peer(inputs: PeerInputs) -> Callable[[], Tensor]:
+        return lambda: vendor.paged_decode(inputs.query, inputs.key_cache, ...)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attn_bench.contenders import BackendContender, Contender, Copy, Prepared
+from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
+from attn_bench.workloads import Workload
+from attn_shared.errors import InvalidInputError, UnknownNameError, UnsupportedOptionError
+from attn_shared.kv_cache import AttentionSpec, KVViews, spec_for
+from attn_shared.kv_write import gather_rows
+from attn_shared.request import AttentionRequest
+
+__all__ = [
+    "PEERS",
+    "FunctionContender",
+    "GatheredSdpaContender",
+    "PeerInputs",
+    "SdpaContender",
+    "contender_named",
+]
+
+_BLOCK_SIZE = 16  # where the workload leaves it
+
+
+def _refuse_quantised(name: str, workload: Workload) -> None:
+    if workload.kv_cache_dtype != "auto":
+        raise UnsupportedOptionError(
+            f"{name} reads no cache of kv_cache_dtype={workload.kv_cache_dtype}; allowed: auto."
+        )
+
+
+def _mask(query_len: int, key_len: int, device: torch.device) -> tuple[Tensor | None, bool]:
+    """Return (attn_mask, is_causal) of a bottom-right causal call; torch's own is top-left."""
+    if query_len == 1:
+        return None, False
+    if query_len == key_len:
+        return None, True
+    rows = torch.arange(query_len, device=device)[:, None] + key_len - query_len
+    return torch.arange(key_len, device=device)[None, :] <= rows, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Dense:
+    """Requests of one length: query (R, Hq, Tq, D), key and value (R, Hkv, Tk, D)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    is_causal: bool
+
+    def attend(self) -> Tensor:
+        """Return (R, Hq, Tq, D)."""
+        return scaled_dot_product_attention(
+            self.query,
+            self.key,
+            self.value,
+            attn_mask=self.mask,
+            is_causal=self.is_causal,
+            enable_gqa=True,
+        )
+
+
+class SdpaContender(Contender):
+    """torch's SDPA on keys and values that lie dense already: no paging is paid for.
+
+    Requests of unequal lengths are called one by one. Grouped-query heads go through enable_gqa, as
+    a caller without attn would write it.
+    """
+
+    name = "torch.sdpa"
+
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Lay random numbers out dense."""
+        _refuse_quantised(self.name, workload)
+        generator = torch.Generator(device).manual_seed(0)
+        copies = tuple(_dense_copy(workload, generator) for _ in range(num_copies))
+        return Prepared(
+            name=self.name, copies=copies, notes=("torch.sdpa: keys lie dense, nothing is paged",)
+        )
+
+
+def _dense_copy(workload: Workload, generator: torch.Generator) -> Copy:
+    count = workload.batch if workload.is_uniform else 1
+    each = workload.lengths[:1] if workload.is_uniform else workload.lengths
+    parts = [_dense(workload, count, *lengths, generator) for lengths in each]
+
+    def keys(request: int) -> KVViews:
+        part, row = (parts[0], request) if workload.is_uniform else (parts[request], 0)
+        return KVViews(part.key[row].transpose(0, 1), part.value[row].transpose(0, 1))
+
+    return Copy(
+        call=lambda: [part.attend() for part in parts],
+        tokens=_token_major,
+        query=lambda: _token_major([part.query for part in parts]),
+        keys=keys,
+        lengths=workload.lengths,
+    )
+
+
+def _dense(
+    workload: Workload, count: int, query_len: int, seq_len: int, generator: torch.Generator
+) -> _Dense:
+    heads, device = workload.heads, generator.device
+    query, key, value = (
+        torch.randn(
+            (count, num_heads, length, heads.head_size), generator=generator, device=device
+        ).to(workload.dtype)
+        for num_heads, length in (
+            (heads.num_heads, query_len),
+            (heads.num_kv_heads, seq_len),
+            (heads.num_kv_heads, seq_len),
+        )
+    )
+    mask, is_causal = _mask(query_len, seq_len, device)
+    return _Dense(query=query, key=key, value=value, mask=mask, is_causal=is_causal)
+
+
+def _token_major(parts: list[Tensor]) -> Tensor:
+    """Return (T, Hq, D) of parts (R, Hq, Tq, D)."""
+    return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+
+
+def _paged_step(workload: Workload, device: torch.device, num_layers: int) -> Step:
+    """Return a step over caches in the default layout."""
+    heads = workload.heads
+    request = AttentionRequest(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_size=heads.head_size,
+        dtype=workload.dtype,
+        kv_cache_dtype=workload.kv_cache_dtype,
+    )
+    spec = spec_for(request, block_size=workload.block_size or _BLOCK_SIZE)
+    if not isinstance(spec, AttentionSpec):
+        raise TypeError("a request without MLA has a cache of keys and values")
+    return make_step(workload, spec, device, num_layers)
+
+
+def _paged_copy(
+    workload: Workload, step: Step, layer: LayerTensors, call: Callable[[], Tensor]
+) -> Copy:
+    return Copy(
+        call=call,
+        tokens=lambda output: output,
+        query=lambda: layer.query,
+        keys=lambda request: stored_keys_of(step, layer, request, workload.seq_lens[request]),
+        lengths=workload.lengths,
+    )
+
+
+class GatheredSdpaContender(Contender):
+    """torch's SDPA per request over gathered blocks: what a caller with paged KV would write."""
+
+    name = "torch.sdpa_gathered"
+
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Fill paged caches in the default layout."""
+        _refuse_quantised(self.name, workload)
+        step = _paged_step(workload, device, num_copies)
+        copies = tuple(
+            _paged_copy(workload, step, layer, _gathered_call(workload, step, layer))
+            for layer in step.layers
+        )
+        return Prepared(name=self.name, copies=copies, block_size=step.spec.block_size)
+
+
+def _gathered_call(workload: Workload, step: Step, layer: LayerTensors) -> Callable[[], Tensor]:
+    views, table = step.spec.split(layer.kv_cache), step.common.block_table
+    masks = [_mask(*lengths, layer.query.device) for lengths in workload.lengths]
+    if table is None:
+        raise TypeError("a step of make_step has a block table")
+
+    def call() -> Tensor:
+        start = 0
+        for request, (query_len, seq_len) in enumerate(workload.lengths):
+            mask, is_causal = masks[request]
+            query, key, value = (
+                rows.transpose(0, 1).unsqueeze(0)
+                for rows in (
+                    layer.query[start : start + query_len],
+                    gather_rows(views.key, table[request], seq_len),
+                    gather_rows(views.value, table[request], seq_len),
+                )
+            )
+            result = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=True
+            )
+            layer.output[start : start + query_len] = result[0].transpose(0, 1)
+            start += query_len
+        return layer.output
+
+    return call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeerInputs:
+    """What a function of one's own is handed: one filled cache, one batch.
+
+    Attributes:
+        query: (T, Hq, D).
+        key_cache: (num_blocks, block_size, Hkv, D), dense but for a stride over blocks.
+        value_cache: the same shape.
+        block_table: (B, M) int32.
+        seq_lens: (B,) int32, keys of each request.
+        query_start_loc: (B + 1,) int32, prefix sums of the query lengths.
+        output: (T, Hq, D), to write and return, or to leave alone.
+        scale: factor on q.k.
+        workload: the batch on the host.
+    """
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    output: Tensor
+    scale: float
+    workload: Workload
+
+
+class FunctionContender(Contender):
+    """A function of one's own: handed the inputs, it returns the call that is timed."""
+
+    def __init__(self, name: str) -> None:
+        """Import it.
+
+        Args:
+            name: "module:function".
+
+        Raises:
+            UnknownNameError: there is no such module, or no such function in it.
+        """
+        self.name = name
+        module, _, attribute = name.partition(":")
+        try:
+            self._make = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UnknownNameError(
+                f"peer {name!r} cannot be imported: {error}.",
+                hint="allowed: module:function, with the module's folder on PYTHONPATH.",
+            ) from error
+        if not callable(self._make):
+            raise InvalidInputError.for_argument("peer", repr(name), "the name of a function")
+
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Fill caches and hand them to the function, one by one."""
+        step = _paged_step(workload, device, num_copies)
+        copies = tuple(
+            _paged_copy(workload, step, layer, self._make(_peer_inputs(workload, step, layer)))
+            for layer in step.layers
+        )
+        return Prepared(name=self.name, copies=copies, block_size=step.spec.block_size)
+
+
+def _peer_inputs(workload: Workload, step: Step, layer: LayerTensors) -> PeerInputs:
+    common, views = step.common, step.spec.split(layer.kv_cache)
+    if common.block_table is None:
+        raise TypeError("a step of make_step has a block table")
+    return PeerInputs(
+        query=layer.query,
+        key_cache=views.key,
+        value_cache=views.value,
+        block_table=common.block_table,
+        seq_lens=common.seq_lens,
+        query_start_loc=common.query_start_loc,
+        output=layer.output,
+        scale=workload.heads.head_size**-0.5,
+        workload=workload,
+    )
+
+
+PEERS: Mapping[str, Callable[[], Contender]] = MappingProxyType(
+    {
+        SdpaContender.name: SdpaContender,
+        GatheredSdpaContender.name: GatheredSdpaContender,
+    }
+)
+"""torch's direct calls by name."""
+
+
+def contender_named(name: str) -> Contender:
+    """Return torch's direct call, a function of one's own, or a backend.
+
+    Raises:
+        UnknownNameError: the name looks like a direct call's and is none.
+    """
+    if name in PEERS:
+        return PEERS[name]()
+    if ":" in name:
+        return FunctionContender(name)
+    if "." in name:
+        raise UnknownNameError.for_name("peer", name, PEERS)
+    return BackendContender(name)
