@@ -23,7 +23,7 @@ class Workspace:
             InvalidInputError: `num_bytes` is negative.
         """
         _require_count(num_bytes)
-        self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._buffer = _zeros(num_bytes, device)
         self._is_frozen = False
 
     @property
@@ -62,7 +62,13 @@ class Workspace:
                 f"at most {self.num_bytes} bytes after graph capture began",
                 hint="raise the bounds in BuildConfig and build before capturing.",
             )
-        self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        self._buffer = _zeros(num_bytes, self.device)
+
+
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Return a buffer that may be written outside inference mode as well, wherever it is made."""
+    with torch.inference_mode(mode=False):
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _require_count(num_bytes: int) -> None:
