@@ -7,15 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
 from attn_shared.dtypes import parse_dtype
 from attn_shared.errors import InvalidInputError, VendorMissingError
-
-if TYPE_CHECKING:
-    from attn_transformers.demo_view import Console
+from attn_transformers.demo_run import DemoRequest, run_demo
+from attn_transformers.demo_view import Console, DemoScreen, to_record
 
 __all__ = ["main"]
 
@@ -56,9 +54,6 @@ def main(
         UnknownNameError: a dtype or backend of no such name.
     """
     _require_packages()
-    from attn_transformers.demo_run import DemoRequest, run_demo
-    from attn_transformers.demo_view import DemoScreen, to_record
-
     request = DemoRequest(
         prompt=prompt,
         max_new_tokens=max_new_tokens,

@@ -33,7 +33,7 @@ _FORMAT = 1  # of the converted folder; a higher number converts anew
 _ABANDONED_AFTER_S = 24 * 3600.0
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with (what is being done, units done, units in all)."""
+"""Called with (what is being done, units done, units in all; 0 where that is not known)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +118,12 @@ def convert(source: Path, folder: Path, on_progress: OnProgress) -> None:
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
-    on_progress("reading the file", 0, 1)
+    on_progress("reading the file", 0, 0)
     model = GGUFLlama(source)
     weights = model.weights(lambda done, total: on_progress("dequantising", done, total))
-    on_progress("writing weights", 0, 1)
+    on_progress("writing weights", 0, 0)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    on_progress("writing the tokenizer", 0, 1)
+    on_progress("writing the tokenizer", 0, 0)
     config = model.config()
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)

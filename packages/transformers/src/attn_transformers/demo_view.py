@@ -63,7 +63,7 @@ class DemoScreen:
         with bar:
             task = bar.add_task(title, total=None)
             yield lambda what, done, total: bar.update(
-                task, description=f"{title}: {what}", completed=done, total=total
+                task, description=f"{title}: {what}", completed=done, total=total or None
             )
 
     def selected(self, setting: Setting) -> None:

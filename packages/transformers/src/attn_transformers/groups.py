@@ -207,7 +207,8 @@ class LayerGroup:
         """Return the layer's cache tensor, as large as the pool."""
         cache = self.caches.get(layer)
         if cache is None or cache.shape[0] < self.pool.capacity:
-            grown = self.spec.allocate(self.pool.capacity, self.key.device)
+            with torch.inference_mode(mode=False):  # else later passes could not write outside it
+                grown = self.spec.allocate(self.pool.capacity, self.key.device)
             if cache is not None:
                 grown[: cache.shape[0]] = cache
             self.caches[layer] = cache = grown

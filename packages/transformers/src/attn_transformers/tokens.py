@@ -121,8 +121,12 @@ class Requests:
 
 
 def is_binding(window: Window, key_len: int) -> bool:
-    """Whether a window hides any of `key_len` keys from any of their queries."""
-    return any(side is not None and side + 1 < key_len for side in window)
+    """Whether a window hides any of `key_len` keys from their queries, causality aside.
+
+    A causal window reaches 0 to the right, where causality hides everything anyway.
+    """
+    left, right = window
+    return any(side is not None and side + 1 < key_len for side in (left, right or None))
 
 
 def has_gap(is_real: torch.Tensor) -> bool:
