@@ -43,7 +43,7 @@ def test_pack_takes_wheels_and_archives(packed: Path) -> None:
 
 
 def test_pack_says_what_is_missing(tmp_path: Path, gpu: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="holds no wheel; run: python ci/start.py dist"):
+    with pytest.raises(SystemExit, match=r"holds no wheel; run: python ci/start\.py dist"):
         gpu.pack(tmp_path / "pack", tmp_path, [])
 
 
