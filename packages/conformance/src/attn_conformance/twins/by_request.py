@@ -83,14 +83,20 @@ class ByRequest(ReferenceImpl):
 
     def attend_one(self, call: ReferenceCall, request: OneRequest) -> ReferenceResult:
         """Attend for the rows of one request."""
-        key, value = self.read(call, self.slots(call, request))
+        return self.attend_to(call, request, self.slots(call, request), self.positions(request))
+
+    def attend_to(
+        self, call: ReferenceCall, request: OneRequest, slots: Tensor, positions: Tensor
+    ) -> ReferenceResult:
+        """Attend to the keys in some slots, with the rows at some positions among them."""
+        key, value = self.read(call, slots)
         return reference.attention(
             call.query[request.rows],
             key,
             value,
             self.options(call),
             causal=request.is_causal,
-            query_positions=self.positions(request),
+            query_positions=positions,
             mm_prefix_ranges=request.ranges,
         )
 

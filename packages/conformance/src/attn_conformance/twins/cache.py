@@ -71,27 +71,21 @@ class UniqueBlocks(Twin):
     breaks = ("page_tables",)
 
     class impl(ByRequest):
-        def slots(self, call: ReferenceCall, request: OneRequest) -> Tensor:
-            slots = super().slots(call, request)
+        def attend_one(self, call: ReferenceCall, request: OneRequest) -> ReferenceResult:
+            slots = self.slots(call, request)
             last = {slot: index for index, slot in enumerate(slots.tolist())}
-            self._kept = torch.tensor(sorted(last.values()), dtype=torch.long)
-            return slots[self._kept]
-
-        def positions(self, request: OneRequest) -> Tensor:
+            kept = torch.tensor(sorted(last.values()), dtype=torch.long)
             # Keys that are gone count no longer: the rows stay behind those that are left.
-            count = len(self._kept)
-            return torch.arange(count - request.query_len, count)
+            positions = torch.arange(len(kept) - request.query_len, len(kept))
+            return self.attend_to(call, request, slots[kept], positions)
 
 
 class OwnedBlocks(Twin):
-    """Turns all rows around at once, so that a block that rows share is the last one's alone."""
+    """Turns all rows around at once: of two that share a block, the first one sees nothing."""
 
     breaks = ("page_tables",)
 
     class impl(ReferenceImpl):
-        def views(self, call: ReferenceCall) -> KVViews:
-            return super().views(call)
-
         def attend_paged(self, call: ReferenceCall) -> ReferenceResult:
             result, common = super().attend_paged(call), call.common
             if common.block_table is None:
@@ -129,8 +123,8 @@ class ConsecutiveBlocks(Twin):
             return super().slots(call, replace(request, row=row))
 
 
-class SharesByLength(Twin):
-    """Takes leading entries that repeat for padding, and begins after them."""
+class SkipsRepeatedBlocks(Twin):
+    """Takes an entry that repeats the one before for padding, and skips it."""
 
     breaks = ("freed_blocks", "page_tables")
 
@@ -152,9 +146,6 @@ class WholeBlocksOnly(Twin):
         def slots(self, call: ReferenceCall, request: OneRequest) -> Tensor:
             size = request.block_size
             return super().slots(call, request)[: request.length // size * size]
-
-        def positions(self, request: OneRequest) -> Tensor:
-            return super().positions(request)
 
 
 class ShiftForDivision(Twin):
@@ -227,7 +218,7 @@ TWINS: tuple[type[Twin], ...] = (
     OwnedBlocks,
     SortedBlocks,
     ConsecutiveBlocks,
-    SharesByLength,
+    SkipsRepeatedBlocks,
     WholeBlocksOnly,
     ShiftForDivision,
     BlocksUpTo128,

@@ -83,6 +83,23 @@ class OutputWithoutPadding(Twin):
             return own if output is not None else own[: result.num_tokens]
 
 
+class OutputInFloat64(Twin):
+    """Returns float64 where no output is given."""
+
+    breaks = ("output_none",)
+
+    class impl(ReferenceImpl):
+        def deliver(
+            self,
+            call: ReferenceCall,
+            result: ReferenceResult,
+            output: Tensor | None,
+            lse: Tensor | None,
+        ) -> Tensor:
+            own = super().deliver(call, result, output, lse)
+            return own if output is not None else own.to(torch.float64)
+
+
 class NeedsKeys(Twin):
     """Refuses a call whose key and value are None, though all that it reads is in the cache."""
 
@@ -90,7 +107,9 @@ class NeedsKeys(Twin):
     raises = True
 
     class impl(ReferenceImpl):
-        def check_call(self, call: ReferenceCall, output: Tensor | None, lse: Tensor | None) -> None:
+        def check_call(
+            self, call: ReferenceCall, output: Tensor | None, lse: Tensor | None
+        ) -> None:
             super().check_call(call, output, lse)
             if call.key is None:
                 raise InvalidInputError.for_argument("key", None, "a tensor")
@@ -159,7 +178,7 @@ def _as_dense(tensor: Tensor) -> Tensor:
 class ScalesQueryInPlace(Twin):
     """Multiplies the caller's query by the scale."""
 
-    breaks = ("inputs_unchanged", "metadata_reused")
+    breaks = ("inputs_unchanged",)
 
     class impl(ReferenceImpl):
         def attend(self, call: ReferenceCall) -> ReferenceResult:
@@ -205,6 +224,7 @@ TWINS: tuple[type[Twin], ...] = (
     OutputCopied,
     OutputFlattened,
     OutputWithoutPadding,
+    OutputInFloat64,
     NeedsKeys,
     ForgetsNewKeys,
     DenseQuery,
