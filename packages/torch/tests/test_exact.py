@@ -96,3 +96,18 @@ def test_float64_is_accumulated_where_asked():
     assert output.dtype is lse.dtype is torch.float64
     logits = torch.einsum("rnhd,rlhd->rhnl", query[:, :, ::2].double(), key.double()) * 0.3
     torch.testing.assert_close(lse[:, :, 0], logits.logsumexp(-1), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("num_keys", [1, 127, 128, 129, 300, 2500])
+@pytest.mark.parametrize("width", [4, 300])
+def test_split_sums_are_the_same_sums(num_keys, width):
+    generator = torch.Generator().manual_seed(2)
+    query, key = (torch.randn(2, rows, 4, width, generator=generator) for rows in (2, num_keys))
+    mask = torch.ones(1, 2, num_keys, dtype=torch.bool)
+    mask[..., 1::3] = False
+    whole, parts = (
+        exact_attention(query, key, key, ExactOptions(scale=0.05, splits_sums=splits), mask=mask)
+        for splits in (False, True)
+    )
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from attn_torch._spans import LOGITS_BYTES
 
 __all__ = ["ExactOptions", "exact_attention"]
+
+_PART_TERMS = 128  # terms of one part of a split sum, at least
+_MAX_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +31,7 @@ class ExactOptions:
         alibi_slopes: (Hq,), or None.
         sinks: (Hq,) one extra logit per head with value zero, or None.
         accumulate: dtype of products, logits and sums, float32 or float64.
+        splits_sums: sum products in parts; see `_product`.
     """
 
     scale: float
@@ -35,16 +39,15 @@ class ExactOptions:
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
     accumulate: torch.dtype = torch.float32
+    splits_sums: bool = False
 
     def of_heads(self, heads: slice) -> ExactOptions:
         """Return the options of some query heads."""
         slopes, sinks = self.alibi_slopes, self.sinks
-        return ExactOptions(
-            scale=self.scale,
-            softcap=self.softcap,
+        return replace(
+            self,
             alibi_slopes=None if slopes is None else slopes[heads],
             sinks=None if sinks is None else sinks[heads],
-            accumulate=self.accumulate,
         )
 
 
@@ -114,15 +117,30 @@ def _attend(
     wide = options.accumulate
     groups, rows = query.shape[3], query.shape[1]
     folded = query.permute(0, 2, 3, 1, 4).flatten(2, 3).to(wide)
-    products = folded @ key.permute(0, 2, 3, 1).to(wide)
+    products = _product(folded, key.permute(0, 2, 3, 1).to(wide), options)
     logits = products.unflatten(2, (groups, rows))  # (R, H, G, n, L)
     _finish_logits(logits, options, mask, distance)
     total, lse = _softmax(logits, options)
-    weighed = products @ value.transpose(1, 2).to(wide)
+    weighed = _product(products, value.transpose(1, 2).to(wide), options)
     output = weighed.unflatten(2, (groups, rows)).div_(total)
     if mask is not None:
         output.masked_fill_(total == 0, 0.0)
     return output.permute(0, 3, 1, 2, 4), lse
+
+
+def _product(left: Tensor, right: Tensor, options: ExactOptions) -> Tensor:
+    """Return left (R, H, X, K) @ right (R, H, K, Y).
+
+    A GPU's float32 product adds the K terms one after the other, and its error grows with their
+    number; the sum of products over parts of K has the error of a part.
+    """
+    length = left.shape[-1]
+    step = max(_PART_TERMS, -(-length // _MAX_PARTS)) if options.splits_sums else length
+    total = left[..., :step] @ right[:, :, :step]
+    for first in range(step, length, step):
+        part = slice(first, first + step)
+        total += left[..., part] @ right[:, :, part]
+    return total
 
 
 def _finish_logits(

@@ -194,6 +194,7 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
                 alibi_slopes=layer.alibi_slopes,
                 sinks=layer.sinks,
                 accumulate=accumulate,
+                splits_sums=is_float32 and device.type != "cpu",
             ),
             is_exact=is_exact,
             is_fused=fused,
