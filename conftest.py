@@ -74,19 +74,20 @@ def _closing_line(stats: dict[str, list[pytest.TestReport]]) -> str:
     passed = f"{len(stats.get('passed', []))} passed"
     if failed := len(stats.get("failed", [])) + len(stats.get("error", [])):
         passed += f", {failed} failed"
-    reasons = Counter(_skip_reason(report) for report in stats.get("skipped", []))
+    reasons = Counter(_short_reason(report) for report in stats.get("skipped", []))
     if not reasons:
         return f"{passed}, none left out on this machine"
-    detail = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+    detail = "; ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
     if len(reasons) == 1:
         detail = next(iter(reasons))
     return f"{passed}, {reasons.total()} not run on this machine: {detail}"
 
 
-def _skip_reason(report: pytest.TestReport) -> str:
+def _short_reason(report: pytest.TestReport) -> str:
     # A skip's longrepr is (path, line, "Skipped: reason").
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
+    reason = text.removeprefix("Skipped: ")
+    return reason if reason.split(":")[0] in MISSING else "other reasons, listed above"
 
 
 def _deselect_other_rooms(config: pytest.Config, items: list[pytest.Item], room: str) -> None:
@@ -129,8 +130,8 @@ def _cuda_missing() -> str | None:
     import torch
 
     if torch.version.cuda is None:
-        return f"no NVIDIA GPU: torch {torch.__version__} is built without CUDA"
-    return None if torch.cuda.is_available() else "no NVIDIA GPU: torch sees no CUDA device"
+        return f"cuda: no NVIDIA GPU (torch {torch.__version__} is built without CUDA)"
+    return None if torch.cuda.is_available() else "cuda: torch sees no NVIDIA GPU"
 
 
 @cache
@@ -138,8 +139,8 @@ def _rocm_missing() -> str | None:
     import torch
 
     if torch.version.hip is None:
-        return f"no AMD GPU: torch {torch.__version__} is built without ROCm"
-    return None if torch.cuda.is_available() else "no AMD GPU: torch sees no ROCm device"
+        return f"rocm: no AMD GPU (torch {torch.__version__} is built without ROCm)"
+    return None if torch.cuda.is_available() else "rocm: torch sees no AMD GPU"
 
 
 @cache
@@ -147,8 +148,8 @@ def _xpu_missing() -> str | None:
     import torch
 
     if torch.version.xpu is None:
-        return f"no Intel GPU: torch {torch.__version__} is built without XPU"
-    return None if torch.xpu.is_available() else "no Intel GPU: torch sees no XPU device"
+        return f"xpu: no Intel GPU (torch {torch.__version__} is built without XPU)"
+    return None if torch.xpu.is_available() else "xpu: torch sees no Intel GPU"
 
 
 MISSING: dict[str, Callable[[], str | None]] = {

@@ -55,7 +55,7 @@ def test_missing_hardware_is_counted_with_its_reason(
     pretend_gpu(monkeypatch, None)
     result = checkout.runpytest_inprocess("platforms")
     result.assert_outcomes(passed=1, skipped=2)
-    reason = "no NVIDIA GPU: torch sees no CUDA device"
+    reason = "cuda: torch sees no NVIDIA GPU"
     assert last_line(result) == f"1 passed, 2 not run on this machine: {reason}"
 
 
@@ -67,6 +67,18 @@ def test_too_low_a_capability_is_counted_with_both_values(
     result.assert_outcomes(passed=2, skipped=1)
     reason = "cuda: capability 8.9 is below 9.0"
     assert last_line(result) == f"2 passed, 1 not run on this machine: {reason}"
+
+
+def test_reasons_are_counted_apart_hardware_by_name(
+    checkout: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch, (8, 9))
+    checkout.makepyfile(
+        "import pytest\n@pytest.mark.skip(reason='of its own')\ndef test_odd(): ...",
+    )
+    result = checkout.runpytest_inprocess()
+    reasons = "1 for cuda: capability 8.9 is below 9.0; 1 for other reasons, listed above"
+    assert last_line(result) == f"2 passed, 2 not run on this machine: {reasons}"
 
 
 def test_present_hardware_leaves_nothing_out(
@@ -84,7 +96,10 @@ def test_required_hardware_that_is_missing_is_an_error(
     pretend_gpu(monkeypatch, None)
     result = checkout.runpytest_inprocess("platforms", "--require-hardware")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--require-hardware: no NVIDIA GPU" in result.stderr.str() + result.stdout.str()
+    assert (
+        "--require-hardware: cuda: torch sees no NVIDIA GPU"
+        in result.stderr.str() + result.stdout.str()
+    )
 
 
 def test_required_hardware_of_a_room_is_asked_for_even_if_no_test_needs_it(
