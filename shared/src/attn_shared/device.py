@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from attn_shared._fields import CachedHash
 from attn_shared.arch import ARCH_FORMS, Arch, parse_arch
 from attn_shared.errors import InvalidInputError, UnknownNameError
 from attn_shared.presets import DATASHEETS, Datasheet
@@ -55,19 +56,8 @@ _POSITIVE_FIELDS = (
 _IGNORED_IN_PRESETS = str.maketrans("", "", " -_")
 
 
-class _CachedHash:
-    """The slot of a lazily computed hash; no field, so that it is neither compared nor pickled.
-
-    A pickled hash would be wrong in the next process, where strings hash differently.
-    """
-
-    __slots__ = ("_hash",)
-
-    _hash: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts(_CachedHash):
+class DeviceFacts(CachedHash):
     """All that selection may depend on about one device. Frozen, hashable, JSON-safe.
 
     Attributes:
@@ -125,13 +115,7 @@ class DeviceFacts(_CachedHash):
                 "capability", f"{self.capability!r} for vendor {self.vendor}", allowed
             )
 
-    def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            value = hash(tuple(getattr(self, field) for field in _FIELDS))
-            object.__setattr__(self, "_hash", value)
-            return value
+    __hash__ = CachedHash.__hash__
 
     @property
     def fp8_dtype(self) -> torch.dtype | None:
