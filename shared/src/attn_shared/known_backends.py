@@ -11,7 +11,22 @@ from types import MappingProxyType
 
 from attn_shared.device import Vendor
 
-__all__ = ["KNOWN_BACKENDS", "KNOWN_MAMBA_BACKENDS", "KnownBackend"]
+__all__ = [
+    "KNOWN_BACKENDS",
+    "KNOWN_MAMBA_BACKENDS",
+    "PLATFORM_DISTRIBUTIONS",
+    "KnownBackend",
+]
+
+PLATFORM_DISTRIBUTIONS = MappingProxyType(
+    {
+        Vendor.NVIDIA: "attn-cuda",
+        Vendor.AMD: "attn-rocm",
+        Vendor.INTEL: "attn-xpu",
+        Vendor.CPU: "attn-cpu",
+    }
+)
+"""The first-party package that brings the platform of a vendor's devices."""
 
 _N, _A, _I, _C = Vendor.NVIDIA, Vendor.AMD, Vendor.INTEL, Vendor.CPU
 
@@ -31,6 +46,15 @@ class KnownBackend:
     vendors: tuple[Vendor, ...]
     kernels: str
     is_planned: bool = False
+
+    @property
+    def plan(self) -> str:
+        """Whether attn intends to provide it, and in which package."""
+        if not self.is_planned:
+            return "not planned"
+        if set(self.vendors) == set(Vendor):
+            return "planned for attn-torch"
+        return f"planned for {', '.join(PLATFORM_DISTRIBUTIONS[v] for v in self.vendors)}"
 
 
 _ALL = (_N, _A, _I, _C)

@@ -33,7 +33,12 @@ from attn_shared.errors import (
     nearest_name,
     own_words,
 )
-from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS, KnownBackend
+from attn_shared.known_backends import (
+    KNOWN_BACKENDS,
+    KNOWN_MAMBA_BACKENDS,
+    PLATFORM_DISTRIBUTIONS,
+    KnownBackend,
+)
 from attn_shared.platform import Platform
 
 __all__ = [
@@ -52,13 +57,6 @@ PLATFORM_GROUP = "attn.platforms"
 BACKEND_GROUP = "attn.backends"
 
 _KNOWN = {"attention": KNOWN_BACKENDS, "mamba": KNOWN_MAMBA_BACKENDS}
-
-_PLATFORM_DISTRIBUTIONS = {
-    Vendor.NVIDIA: "attn-cuda",
-    Vendor.AMD: "attn-rocm",
-    Vendor.INTEL: "attn-xpu",
-    Vendor.CPU: "attn-cpu",
-}
 
 _Key = tuple[BackendKind, str]
 
@@ -144,7 +142,7 @@ class BackendRegistry:
         if known is not None:
             return BackendNotProvidedError(
                 f"backend {name!r} is known and not provided by any installed distribution "
-                f"({known.family}, {known.kernels}; {_plan(known)}); provided: "
+                f"({known.family}, {known.kernels}; {known.plan}); provided: "
                 f"{', '.join(provided) or '(none)'}."
             )
         near = nearest_name(name, {*provided, *_KNOWN[kind]})
@@ -269,7 +267,7 @@ class BackendRegistry:
         words = "; ".join([f"installed: {', '.join(found) or 'none'}", *failed])
         raise PlatformMissingError(
             f"no installed platform serves {vendor} devices; {words}.",
-            hint=f"pip install {_PLATFORM_DISTRIBUTIONS[vendor]}",
+            hint=f"pip install {PLATFORM_DISTRIBUTIONS[vendor]}",
         )
 
     def failures(self) -> tuple[LoadFailure, ...]:
@@ -345,16 +343,6 @@ def _precedence(platform: Platform) -> tuple[int, str]:
 
 def _plugin_error(name: str, failure: LoadFailure) -> PluginError:
     return PluginError(f"backend {name} failed to load: {failure}")
-
-
-def _plan(known: KnownBackend) -> str:
-    """Say whether attn intends to provide a known name, and in which package."""
-    if not known.is_planned:
-        return "not planned"
-    vendors = set(known.vendors)
-    if vendors == set(Vendor):
-        return "planned for attn-torch"
-    return f"planned for {', '.join(_PLATFORM_DISTRIBUTIONS[v] for v in Vendor if v in vendors)}"
 
 
 DEFAULT_REGISTRY = BackendRegistry()
