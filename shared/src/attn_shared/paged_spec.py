@@ -158,12 +158,12 @@ class PagedSpec(KVCacheSpec):
             InvalidInputError: dtype, shape or the last stride differ.
         """
         if kv_cache.dtype is not self.dtype:
+            flavour = "an fp8 cache is read only in the flavour that it was written in."
             raise InvalidInputError.for_argument(
                 "kv_cache dtype",
                 dtype_name(kv_cache.dtype),
                 f"{dtype_name(self.dtype)} (kv_cache_dtype={self.kv_cache_dtype!r})",
-                hint="allocate it with this spec; an fp8 cache is read only in the flavour that it "
-                "was written in.",
+                hint=flavour if self.is_quantized else "allocate it with this spec.",
             )
         tail = self.shape(1)[1:]
         if kv_cache.shape[1:] != tail:
