@@ -85,6 +85,8 @@ class Bench:
         """
         if settings.graph:
             check_graphs(device)
+        if device.index is not None and device.type != "cpu":
+            torch.get_device_module(device).set_device(device)  # events are the current device's
         self.device = device
         self.settings = settings
         self._guard = SlowPathGuard()

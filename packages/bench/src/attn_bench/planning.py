@@ -1,0 +1,127 @@
+"""A plan from the words of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from attn_bench.contenders import BackendContender, Contender
+from attn_bench.peers import contender_named
+from attn_bench.results import Settings
+from attn_bench.run import Plan
+from attn_bench.traces import read_trace
+from attn_bench.workloads import Heads, Workload, workload_set
+from attn_shared.dtypes import parse_dtype, parse_kv_cache_dtype
+from attn_shared.errors import InvalidInputError
+from attn_shared.registry import DEFAULT_REGISTRY
+from attn_shared.selector import DEFAULT_SELECTOR
+
+__all__ = ["Asked", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a user asked for, in words; empty sequences stand for the defaults.
+
+    Attributes:
+        backends: names of backends; by default "auto".
+        peers: names of backends or direct calls, or "module:function".
+        workloads: names of sets; by default "quick", unless there is a trace.
+        traces: files.
+        heads: layers as "32/8x128"; by default that one. They do not change traces, which name
+            their own layer, as do dtypes, the cache's format and the block size.
+        dtypes: by default "bfloat16".
+        kv_cache_dtype: format of the cache.
+        block_size: tokens per block; None: each backend's preferred one.
+        device: a torch device; None: the current platform's first.
+        settings: how to measure.
+        seconds: of the whole run; None: no bound.
+        notes: kept with the results.
+    """
+
+    backends: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    workloads: Sequence[str] = ()
+    traces: Sequence[Path] = ()
+    heads: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = 16
+    device: str | None = None
+    settings: Settings = field(default_factory=Settings)
+    seconds: float | None = None
+    notes: Sequence[str] = ()
+
+
+def make_plan(asked: Asked) -> Plan:
+    """Return the plan that someone asked for.
+
+    Raises:
+        UnknownNameError: a backend, peer, set, dtype or format of such a name does not exist.
+        InvalidInputError: heads, device, time or a trace are not what they should be.
+        NoBackendError: this machine has no such device.
+    """
+    if asked.seconds is not None and not asked.seconds > 0:
+        raise InvalidInputError.for_argument("seconds", asked.seconds, "a number > 0")
+    workloads = _workloads(asked)
+    if not workloads:
+        raise InvalidInputError.for_argument("workloads", "none", "at least one")
+    return Plan(
+        workloads=workloads,
+        backends=[_backend(name) for name in asked.backends or ("auto",)],
+        peers=[_peer(name) for name in asked.peers],
+        device=_device(asked.device),
+        settings=asked.settings,
+        seconds=asked.seconds,
+        notes=tuple(asked.notes),
+    )
+
+
+def _workloads(asked: Asked) -> tuple[Workload, ...]:
+    """Return each set for each layer and dtype, then the traces."""
+    sets = asked.workloads or (() if asked.traces else ("quick",))
+    layers = product(
+        [parse_dtype(name) for name in asked.dtypes or ("bfloat16",)],
+        [Heads.parse(text) for text in asked.heads or ("32/8x128",)],
+    )
+    kv_cache_dtype = parse_kv_cache_dtype(asked.kv_cache_dtype)
+    found = [
+        workload.with_fields(
+            dtype=dtype,
+            heads=heads,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=asked.block_size,
+        )
+        for dtype, heads in layers
+        for workload in workload_set(sets)
+    ]
+    steps = [step for path in asked.traces for step in read_trace(path)]
+    return tuple(dict.fromkeys([*found, *steps]))
+
+
+def _backend(name: str) -> Contender:
+    if name != "auto":
+        DEFAULT_REGISTRY.get(name)  # an unknown name is refused here, before anything is measured
+    return BackendContender(name)
+
+
+def _peer(name: str) -> Contender:
+    contender = contender_named(name)
+    return _backend(name) if isinstance(contender, BackendContender) else contender
+
+
+def _device(name: str | None) -> torch.device:
+    """Return the device, after making sure that this machine has it."""
+    text = DEFAULT_SELECTOR.current_platform().torch_device_type if name is None else name
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise InvalidInputError.for_argument(
+            "device", repr(text), "a torch device of this machine: cpu, cuda:0, xpu"
+        ) from error
+    DEFAULT_SELECTOR.device_facts(device)
+    return device
