@@ -16,6 +16,7 @@ DISTRIBUTIONS = (
     "attn-conformance",
     "attn-cpu",
     "attn-cuda",
+    "attn-example-plugin",
     "attn-rocm",
     "attn-shared",
     "attn-torch",
