@@ -184,6 +184,7 @@ def _facts(subject: Subject, depth: Depth) -> dict[str, str]:
         "asked_for": subject.name,
         "source": subject.source,
         "device": f"{subject.device}: {facts.name} ({facts.arch})",
+        "isa": " ".join(facts.isa),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "dtypes": ", ".join(dtypes),

@@ -9,12 +9,19 @@ from attn_conformance.case import Case
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth
 
-__all__ = ["QUICK_SHAPES", "Lengths", "over_shapes", "shapes_of"]
+__all__ = ["MANY_ROWS", "QUICK_SHAPES", "TYPICAL", "Lengths", "over_shapes", "shapes_of"]
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 """Query lengths and sequence lengths."""
 
 QUICK_SHAPES = ("decode", "mixed")
+
+MANY_ROWS: Lengths = ((1, 1, 40, 33), (50, 90, 60, 33))
+"""Enough rows that eager attention's largest error is no matter of luck."""
+
+TYPICAL: tuple[int, int] = (17, 40)
+"""Rows and keys of one request beside which a wide head's rounding is typical: products of very
+few rows are summed by another routine, whose error is several times smaller."""
 
 
 def shapes_of(block_size: int) -> Mapping[str, Lengths]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from attn_conformance.case import Case, TableStyle
 from attn_conformance.checks import check_numbers
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth, Rule
+from attn_conformance.rules._shapes import TYPICAL
 from attn_conformance.rules.heads import HEAD_SIZES, RATIOS
 from attn_shared.capability import Support
 
@@ -20,6 +22,7 @@ __all__ = ["RULES", "batches"]
 _NUM_BATCHES = {Depth.QUICK: 12, Depth.FULL: 300}
 _BLOCK_SIZES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 _LONGEST = 600
+_WIDE = 80  # from this head size on float32 batches get a typical request
 _FP8_SCALES = st.sampled_from((0.25, 0.5, 1.0, 3.0))
 
 
@@ -46,9 +49,12 @@ def batches(draw: st.DrawFn, fit: Fit) -> Case:
     query_lens, seq_lens = draw(_lengths(block_size))
     heads = [size for size in HEAD_SIZES if size in capability.head_sizes]
     ratio, kv_heads = draw(st.sampled_from(RATIOS)), draw(st.integers(1, 3))
+    head_size = draw(st.sampled_from([fit.head_size, *heads]))
     fields: dict[str, Any] = {
         "block_size": block_size,
-        "head_size": draw(st.sampled_from([fit.head_size, *heads])),
+        "head_size": head_size,
+        # Logits of a usual size: of larger ones the budget is a matter of luck in a small batch.
+        "scale": draw(st.sampled_from((None, round(1.5 * head_size**-0.5, 4)))),
         "num_heads": ratio * kv_heads,
         "num_kv_heads": kv_heads,
         "layout": draw(st.sampled_from(list(capability.kv_layouts) or [fit.layout])),
@@ -59,6 +65,10 @@ def batches(draw: st.DrawFn, fit: Fit) -> Case:
         **_cache(draw, fit, kv_heads),
         **_options(draw, fit, len(query_lens), block_size),
     }
+    if fields["dtype"] is torch.float32 and head_size >= _WIDE:
+        query_lens, seq_lens = (*query_lens, TYPICAL[0]), (*seq_lens, TYPICAL[1])
+        if isinstance(fields.get("causal"), tuple):
+            fields["causal"] += (True,)
     return fit.case("generated", query_lens, seq_lens, **fields)
 
 
@@ -87,7 +97,7 @@ def _options(draw: st.DrawFn, fit: Fit, num_reqs: int, block_size: int) -> dict[
         "non_causal": ("causal", st.just(False)),
         "per_request_causal": ("causal", flags),
     }
-    chosen: dict[str, Any] = {"scale": draw(st.sampled_from((None, 0.3)))}
+    chosen: dict[str, Any] = {}
     for feature, (field, values) in offered.items():
         is_served = getattr(fit.capability, feature) is not Support.NO
         if is_served and draw(st.integers(0, 3)) == 0:
@@ -109,7 +119,8 @@ def _drawn(depth: Depth, fit: Fit) -> Iterator[Case]:
     )
     @given(batches(fit))
     def collect(case: Case) -> None:
-        found.append(case)
+        if case not in found:
+            found.append(case)
 
     collect()
     for index, case in enumerate(found):

@@ -10,7 +10,7 @@ from attn_conformance.case import Case
 from attn_conformance.checks import check_numbers
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth, Rule
-from attn_conformance.rules._shapes import over_shapes
+from attn_conformance.rules._shapes import MANY_ROWS, TYPICAL, over_shapes
 from attn_shared.dtypes import COMPUTE_DTYPES
 from attn_shared.request import AttentionType
 
@@ -34,8 +34,9 @@ def _ratios(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 def _sizes(depth: Depth, fit: Fit) -> Iterator[Case]:
     few = {"num_heads": 2, "num_kv_heads": 1}
+    n, (rows, keys) = fit.block_size, TYPICAL
     for size in (*HEAD_SIZES, *_ODD_HEAD_SIZES):
-        yield from over_shapes(fit, depth, str(size), names=("mixed",), head_size=size, **few)
+        yield fit.case(f"{size}", (1, 2, rows), (2 * n + 1, n, keys), head_size=size, **few)
 
 
 def _value_sizes(depth: Depth, fit: Fit) -> Iterator[Case]:
@@ -56,7 +57,8 @@ def _dtypes(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 def _precision(depth: Depth, fit: Fit) -> Iterator[Case]:
     """Products that 10 bits of mantissa, as TF32 has, get wrong beyond the budget."""
-    yield from over_shapes(fit, depth, dtype=torch.float32, query_factor=4.0, head_size=128)
+    for size in (64, 128):
+        yield fit.case(f"{size}", *MANY_ROWS, dtype=torch.float32, head_size=size)
 
 
 RULES = (

@@ -10,7 +10,7 @@ from attn_conformance.case import Case
 from attn_conformance.checks import check_numbers
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth, Rule
-from attn_conformance.rules._shapes import over_shapes
+from attn_conformance.rules._shapes import MANY_ROWS, over_shapes
 
 __all__ = ["RULES"]
 
@@ -53,8 +53,9 @@ def _long(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 def _large(depth: Depth, fit: Fit) -> Iterator[Case]:
     """Logits whose exponentials overflow, of both signs."""
-    yield from over_shapes(fit, depth, query_factor=400.0)
-    yield from over_shapes(fit, depth, "sinks", query_factor=400.0, has_sinks=True)
+    yield fit.case("plain", *MANY_ROWS, query_factor=400.0)
+    yield fit.case("sinks", *MANY_ROWS, query_factor=400.0, has_sinks=True)
+    yield fit.case("decode", (1,) * 8, range(20, 28), query_factor=400.0)
 
 
 _FEATURES: dict[str, dict[str, Any]] = {
