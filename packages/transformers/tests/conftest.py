@@ -21,4 +21,4 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("ATTN_BACKEND", "ATTN_CHECKED"):
         monkeypatch.delenv(name, raising=False)
     attn_transformers.register()
-    yield
+    return

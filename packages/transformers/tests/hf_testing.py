@@ -38,7 +38,7 @@ def _mistral() -> Any:
 
 def _gemma2() -> Any:
     config = hf.Gemma2Config(
-        **_PLAIN, sliding_window=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=3
+        **_PLAIN, sliding_window=4, attn_logit_softcapping=0.5, query_pre_attn_scalar=3
     )
     return hf.Gemma2ForCausalLM(config)
 
@@ -236,9 +236,7 @@ def greedy(
     return model.generate(input_ids, eos_token_id=None, **options)
 
 
-def logits(
-    model: Any, implementation: str, input_ids: torch.Tensor, **inputs: Any
-) -> torch.Tensor:
+def logits(model: Any, implementation: str, input_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
     """Return the logits of one forward pass."""
     model.set_attn_implementation(implementation)
     with torch.inference_mode():

@@ -28,9 +28,7 @@ def states(batch_size: int, query_len: int, key_len: int, size_v: int = SIZE) ->
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def exact(
-    row: list[torch.Tensor], options: AttentionOptions, *, causal: bool
-) -> torch.Tensor:
+def exact(row: list[torch.Tensor], options: AttentionOptions, *, causal: bool) -> torch.Tensor:
     """Return (Tq, Hq, Dv) of one row's states (H, T, D) by the definition in float64."""
     query, key, value = (tensor.transpose(0, 1) for tensor in row)
     result = varlen_attention(

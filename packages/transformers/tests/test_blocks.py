@@ -1,4 +1,4 @@
-"""Pool and tables: counts by hand, and any sequence of operations against a model of the contents."""
+"""Pool and tables: counts by hand, and any sequence of operations against what it should hold."""
 
 from __future__ import annotations
 

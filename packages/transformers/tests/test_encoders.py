@@ -15,7 +15,9 @@ MASKS = {
 }
 
 
-def hidden(name: str, implementation: str, *inputs: torch.Tensor, **options: object) -> torch.Tensor:
+def hidden(
+    name: str, implementation: str, *inputs: torch.Tensor, **options: object
+) -> torch.Tensor:
     model = tiny(name)
     model.set_attn_implementation(implementation)
     with torch.inference_mode():

@@ -137,7 +137,9 @@ def test_keys_and_values_of_different_widths() -> None:
     assert torch.equal(greedy(model, "attn", PROMPTS, LEFT), expected)
 
 
-@pytest.mark.parametrize(("name", "word"), [("llama4", "attention_chunk_size"), ("t5", "position_")])
+@pytest.mark.parametrize(
+    ("name", "word"), [("llama4", "attention_chunk_size"), ("t5", "position_")]
+)
 def test_models_that_no_backend_is_asked_for(name: str, word: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=word):
         greedy(tiny(name), "attn", PROMPTS)

@@ -55,7 +55,8 @@ def test_slots_follow_the_table() -> None:
     plan = turn(group, attention, 0, 5).plan
     assert plan is not None
     table, slots = plan.common.block_table, plan.common.slot_mapping
-    assert table is not None and slots is not None
+    assert table is not None
+    assert slots is not None
     expected = [int(table[row, p // 4]) * 4 + p % 4 for row in range(2) for p in range(5)]
     assert slots.tolist() == expected
 

@@ -110,7 +110,8 @@ def test_a_gap_before_the_keys_is_noted() -> None:
     mask = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]])
     found = step(q_length=1, kv_length=2, q_offset=3, kv_offset=2, attention_mask=mask)
     assert found.has_gap
-    assert found.is_real is not None and bool(found.is_real.all())
+    assert found.is_real is not None
+    assert bool(found.is_real.all())
 
 
 def test_slots_of_tokens_to_come_are_no_keys() -> None:

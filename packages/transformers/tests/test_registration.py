@@ -76,7 +76,7 @@ def test_the_environment_is_honoured_and_reported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_backend_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownNameError, match="'TORCH_SPDA'.*did you mean 'TORCH_SDPA'"):
+    with pytest.raises(UnknownNameError, match=r"'TORCH_SPDA'.*did you mean 'TORCH_SDPA'"):
         attn_transformers.register("TORCH_SPDA")
     monkeypatch.setenv("ATTN_BACKEND", "NO_SUCH")
     with pytest.raises(UnknownNameError, match="NO_SUCH"):
