@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_bench.medians import interval, median, ratios
@@ -8,6 +8,7 @@ from attn_bench.medians import interval, median, ratios
 TIMES = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=40)
 
 
+@settings(max_examples=40)
 @given(TIMES)
 def test_the_interval_contains_the_median_and_is_repeatable(values: list[float]) -> None:
     low, high = interval(values)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -16,7 +17,7 @@ def test_every_contender_is_in_every_place_equally_often(count: int) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 4, 7])
 def test_otherwise_at_most_one_round_apart(rounds: int) -> None:
-    first = Counter({index: 0 for index in range(3)})
+    first = Counter(dict.fromkeys(range(3), 0))
     first.update(order[0] for order in orders(3, rounds))
     assert max(first.values()) - min(first.values()) <= 1
     assert first.total() == rounds
@@ -28,9 +29,7 @@ def test_each_order_has_everyone_once() -> None:
 
 
 def test_predecessors_change_from_shuffle_to_shuffle() -> None:
-    pairs = {
-        pair for order in orders(4, 40) for pair in zip(order, order[1:], strict=False)
-    }
+    pairs = {pair for order in orders(4, 40) for pair in itertools.pairwise(order)}
     assert len(pairs) == 4 * 3
 
 

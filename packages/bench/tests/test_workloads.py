@@ -16,7 +16,7 @@ def test_heads_are_written_as_they_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["32x128", "32/8", "a/8x128", "32/8x-1", ""])
 def test_heads_written_otherwise_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="heads is .* as 32/8x128"):
+    with pytest.raises(InvalidInputError, match=r"heads is .* as 32/8x128"):
         Heads.parse(text)
 
 

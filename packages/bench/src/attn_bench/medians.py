@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from statistics import median
+
+import torch
 
 __all__ = ["interval", "median", "ratios"]
 
@@ -19,8 +20,12 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
         values: measurements; one alone is its own interval.
         seed: of the resampling: the same values always give the same interval.
     """
-    generator = random.Random(seed)
-    medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    generator = torch.Generator().manual_seed(seed)
+    count = len(values)
+    picks = torch.randint(count, (_RESAMPLES, count), generator=generator)
+    resampled = torch.tensor(values, dtype=torch.float64)[picks].sort(dim=1).values
+    middles = resampled[:, [(count - 1) // 2, count // 2]].mean(dim=1)
+    medians = middles.sort().values.tolist()
     beyond = int(_TAIL * _RESAMPLES)
     return medians[beyond], medians[-1 - beyond]
 

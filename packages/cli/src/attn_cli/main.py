@@ -16,6 +16,7 @@ import typer
 
 from attn_cli import __version__
 from attn_cli.commands.backends import list_backends
+from attn_cli.commands.bench import bench
 from attn_cli.commands.demo import demo
 from attn_cli.commands.info import info
 from attn_cli.commands.select import explain, select
@@ -40,6 +41,7 @@ app.command("list")(command(list_backends))
 app.command("select")(command(select))
 app.command("explain")(command(explain))
 app.command("demo")(command(demo))
+app.command("bench")(command(bench))
 app.command("verify")(command(verify))
 
 

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from attn_bench_testing import CPU, workload
+from torch import Tensor
+
+from attn_bench.agreement import WrongResultError, check_agreement
+from attn_bench.contenders import Copy
+from attn_bench.peers import SdpaContender
+from attn_bench.workloads import Workload, WorkloadPhase
+
+MIXED = workload((1, 9, 6), (12, 30, 6), phase=WorkloadPhase.MIXED)
+LONG = workload((1,), (4096,), dtype=torch.bfloat16)
+
+
+def answered(batch: Workload) -> tuple[Copy, Tensor]:
+    copy = SdpaContender().prepare(batch, CPU, 1, is_captured=False).copies[0]
+    return copy, copy.tokens(copy.call())
+
+
+@pytest.mark.parametrize("batch", [MIXED, LONG, MIXED.with_fields(dtype=torch.bfloat16)])
+def test_attention_agrees(batch: Workload) -> None:
+    check_agreement("torch.sdpa", *answered(batch))
+
+
+def _scaled(output: Tensor) -> Tensor:
+    return output * 1.05
+
+
+def _with_nan(output: Tensor) -> Tensor:
+    output[-1, 0, 0] = torch.nan
+    return output
+
+
+@pytest.mark.parametrize("batch", [MIXED, LONG])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(torch.zeros_like, "over"), (_scaled, "over"), (_with_nan, "NaN or infinite")],
+)
+def test_what_is_no_attention_is_refused(
+    batch: Workload, spoil: Callable[[Tensor], Tensor], words: str
+) -> None:
+    copy, output = answered(batch)
+    with pytest.raises(WrongResultError, match=f"PEER is not timed: its result is wrong .*{words}"):
+        check_agreement("PEER", copy, spoil(output))
+
+
+def test_first_and_last_rows_of_the_longest_request_are_looked_at() -> None:
+    copy, output = answered(MIXED)
+    for row in (1, 9, 10, 15):  # of requests 1 (rows 1 to 9) and 2 (rows 10 to 15)
+        wrong = output.clone()
+        wrong[row] += 0.1
+        with pytest.raises(WrongResultError):
+            check_agreement("PEER", copy, wrong)
+
+
+def test_a_window_that_hides_one_key_of_many_is_seen() -> None:
+    batch = workload((1,), (256,))
+    copy, _ = answered(batch)
+    keys = copy.keys(0)
+    hidden = replace(copy, keys=lambda request: keys._replace(key=keys.key.roll(1, 0)))
+    with pytest.raises(WrongResultError):
+        check_agreement("PEER", hidden, copy.tokens(copy.call()))
+
+
+def test_another_shape_is_refused() -> None:
+    copy, output = answered(MIXED)
+    with pytest.raises(WrongResultError, match=r"a shape of \(15, 4, 8\), not \(16, 4, 8\)"):
+        check_agreement("PEER", copy, output[1:])

@@ -1,0 +1,171 @@
+"""What a timer calls, how often and in which order; nothing here looks at a clock."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attn_bench_testing import CPU
+
+from attn_bench import timing
+from attn_bench.timing import CpuTimer, DeviceTimer, WallTimer, num_copies_for, timer_for
+
+pytestmark = pytest.mark.usefixtures("small_limits")
+
+DEVICE = torch.device("cuda:0")
+
+
+class FakeModule:
+    """Stands for torch.cuda: events count the calls between them."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        module = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.at = -1
+
+            def record(self) -> None:
+                self.at = module.log.count("call")
+
+            def elapsed_time(self, other: Event) -> float:
+                return 2.0 * (other.at - self.at)  # two milliseconds a call
+
+        self.Event = Event
+
+    def synchronize(self, device: Any = None) -> None:
+        self.log.append("synchronize")
+
+    def _sleep(self, cycles: int) -> None:
+        self.log.append(f"sleep {cycles}")
+
+    @staticmethod
+    def get_device_properties(device: Any) -> Any:
+        return SimpleNamespace(L2_cache_size=1000)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    module = FakeModule(found)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    return found
+
+
+class FakeSweep:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def add_(self, value: float) -> None:
+        self.log.append("flush")
+
+
+def device_timer(log: list[str], *, is_cold: bool) -> DeviceTimer:
+    timer = DeviceTimer.__new__(DeviceTimer)
+    timer.device, timer.is_cold = DEVICE, is_cold
+    timer._module = torch.get_device_module(DEVICE)
+    timer._sweep = FakeSweep(log) if is_cold else None  # type: ignore[assignment]
+    return timer
+
+
+def test_the_cpu_is_flushed_before_one_cold_call() -> None:
+    log: list[str] = []
+    timer = CpuTimer(CPU, is_cold=True)
+    timer._sweep = FakeSweep(log)  # type: ignore[assignment]
+    assert timer.time_us([lambda: log.append("call")]) > 0
+    assert log == ["flush", "call"]
+
+
+def test_a_short_warm_call_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 20e-6, 1.0, 1.0 + 300e-6])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    log: list[str] = []
+    timer = CpuTimer(CPU, is_cold=False)
+    assert timer._sweep is None
+    # once to warm up, once to see that it takes 20 us, ten times for 300 us in all
+    assert timer.time_us([lambda: log.append("call")]) == pytest.approx(30.0)
+    assert len(log) == 1 + 1 + 10
+
+
+def test_on_a_cpu_the_host_does_all_of_the_work() -> None:
+    timer = timer_for(CPU, is_cold=False)
+    assert isinstance(timer, CpuTimer)
+    assert timer.host_us(lambda: None) is None
+    planned: list[int] = []
+    assert timer.plan_us(lambda: planned.append(1)) >= 0
+    assert planned == [1]
+
+
+def test_cold_device_calls_take_the_copies_in_turn(log: list[str]) -> None:
+    timer = device_timer(log, is_cold=True)
+    order: list[int] = []
+
+    def call(index: int) -> Any:
+        return lambda: (order.append(index), log.append("call"))
+
+    time_us = timer.time_us([call(0), call(1), call(2)], host_us=10.0)
+    assert time_us == pytest.approx(2000.0)
+    assert order == [0, 1, 2] * 3  # at least eight calls
+    assert log[:2] == ["flush", f"sleep {int((1.5 * 90 + 100) * 2000)}"]
+    assert log[-1] == "synchronize"
+
+
+def test_warm_device_calls_repeat_the_first_copy(log: list[str]) -> None:
+    timer = device_timer(log, is_cold=False)
+    order: list[int] = []
+
+    def call(index: int) -> Any:
+        return lambda: (order.append(index), log.append("call"))
+
+    assert timer.time_us([call(0), call(1)]) == pytest.approx(2000.0)
+    assert order == [0] * 9  # one to warm up
+    assert log[0] == "call"
+
+
+def test_the_device_is_not_kept_busy_for_ever(log: list[str]) -> None:
+    device_timer(log, is_cold=False).time_us([lambda: log.append("call")], host_us=1e9)
+    assert "sleep 200000000" in log
+
+
+def test_the_hosts_time_is_taken_behind_a_busy_device(log: list[str]) -> None:
+    assert device_timer(log, is_cold=True).host_us(lambda: log.append("call")) >= 0
+    assert [entry.split()[0] for entry in log] == ["sleep", "call", "synchronize"] * 5
+
+
+@pytest.mark.parametrize(
+    ("working_set", "is_cold", "copies"),
+    [(500, True, 6), (10_000, True, 2), (1, True, 48), (500, False, 1)],
+)
+def test_copies_pass_the_l2(log: list[str], working_set: int, is_cold: bool, copies: int) -> None:
+    assert num_copies_for(DEVICE, working_set, is_cold=is_cold) == copies
+
+
+def test_a_cpu_needs_one_copy() -> None:
+    assert num_copies_for(CPU, 1, is_cold=True) == 1
+
+
+def test_a_device_without_events_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    module = SimpleNamespace(synchronize=lambda: log.append("synchronize"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    device = torch.device("meta")
+    timer = timer_for(device, is_cold=False)
+    assert isinstance(timer, WallTimer)
+    timer.time_us([lambda: log.append("call")])
+    assert log[:2] == ["call", "synchronize"]
+    assert log[-1] == "synchronize"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_events_of_a_real_device(is_cold: bool) -> None:
+    timer = timer_for(torch.device("cuda"), is_cold=is_cold)
+    x = torch.randn(512, 512, device="cuda")
+    call = lambda: x @ x  # noqa: E731
+    host_us = timer.host_us(call)
+    assert host_us is not None
+    assert timer.time_us([call, call], host_us) > 0

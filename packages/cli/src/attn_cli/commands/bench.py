@@ -1,0 +1,308 @@
+"""`attn bench`: backends beside peers and the machine's limits, in figures, a file and a plot."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attn_cli.completion import complete_backend
+from attn_cli.exit_codes import FAILURES_FOUND, INTERRUPTED, USAGE
+from attn_cli.failures import guarded
+from attn_cli.options import Panel
+from attn_cli.output import OutputFlags, console, emit, warn
+from attn_cli.schema import SCHEMA_VERSION
+from attn_shared.errors import InvalidInputError, VendorMissingError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+__all__ = ["BenchFlags", "bench"]
+
+_INSTALL = "pip install 'attn-cli[bench]'"
+
+_what, _how, _results = Panel("What is measured"), Panel("How"), Panel("Results")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFlags:
+    """What is measured, and how."""
+
+    backend: Annotated[
+        list[str] | None,
+        _what.word(
+            "--backend",
+            "A backend to measure, or auto. May be given several times.",
+            "NAME",
+            autocompletion=complete_backend,
+        ),
+    ] = None
+    peer: Annotated[
+        list[str] | None,
+        _what.word(
+            "--peer",
+            "Measure this beside each backend: torch.sdpa, torch.sdpa_gathered, another backend, "
+            "or module:function. May be given several times.",
+            "NAME",
+        ),
+    ] = None
+    workload: Annotated[
+        list[str] | None,
+        _what.word(
+            "--workload",
+            "A named set of workloads; see --list-workloads. May be given several times. "
+            "Default: quick.",
+            "SET",
+        ),
+    ] = None
+    trace: Annotated[
+        list[str] | None,
+        _what.word("--trace", "Steps of one's own. May be given several times.", "FILE"),
+    ] = None
+    list_workloads: Annotated[
+        bool, _what.flag("--list-workloads", "Show the named sets and measure nothing.")
+    ] = False
+    heads: Annotated[
+        list[str] | None,
+        _what.word(
+            "--heads",
+            "Query heads / kv heads x head size. May be given several times. Default: 32/8x128.",
+            "H/KxD",
+        ),
+    ] = None
+    dtype: Annotated[
+        list[str] | None,
+        _what.word(
+            "--dtype",
+            "bfloat16, float16 or float32. May be given several times. Default: bfloat16.",
+            "DTYPE",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str, _what.word("--kv-cache-dtype", "Format of the cache: auto, fp8, ...", "DTYPE")
+    ] = "auto"
+    block_size: Annotated[int, _what.integer("--block-size", "Tokens per block.")] = 16
+    device: Annotated[
+        str | None,
+        _what.word(
+            "--device", "A torch device of this machine. Default: the first that is found.", "NAME"
+        ),
+    ] = None
+
+    rounds: Annotated[
+        int, _how.integer("--rounds", "Rounds; each measures every contender once.")
+    ] = 15
+    budget: Annotated[
+        float | None,
+        _how.number("--budget", "End after about so long, with fewer rounds per cell.", "SECONDS"),
+    ] = None
+    cold: Annotated[
+        bool,
+        _how.flag("--cold/--warm", "Inputs are in no cache, or just used by the same call."),
+    ] = True
+    graph: Annotated[
+        bool,
+        _how.flag("--graph", "Replay calls from CUDA graphs where the backend allows it."),
+    ] = False
+
+    plot: Annotated[
+        list[str] | None,
+        _results.word("--plot", "Draw the results. May be given several times.", "FILE.png|svg"),
+    ] = None
+    resume: Annotated[
+        bool, _results.flag("--resume", "Keep what the file of --output holds, and go on.")
+    ] = False
+    note: Annotated[
+        list[str] | None,
+        _results.word("--note", "Keep this with the results. May be given several times.", "TEXT"),
+    ] = None
+
+
+def bench(flags: BenchFlags, output: OutputFlags) -> int:
+    """Measure backends beside peers and the machine's limits.
+
+    Every round measures each contender once, in changing order. The file named by --output is
+    written after each cell, so that an interruption loses nothing that was finished.
+    """
+    # The file is the results' own: no record of an error may take its place.
+    return guarded(lambda: _bench(flags, output), replace(output, output=None))
+
+
+def _bench(flags: BenchFlags, output: OutputFlags) -> int:
+    try:
+        import attn_bench.run as runner
+    except ModuleNotFoundError as error:
+        raise VendorMissingError(
+            f"attn bench needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
+        ) from error
+    from attn_bench.planning import make_plan
+
+    if flags.list_workloads:
+        return _list_workloads(output)
+    gc.enable()  # off for short commands; this one runs long and makes garbage
+    plan = make_plan(_asked(flags, output))
+    plots = [_checked_plot(path) for path in flags.plot or ()]
+    path = None if output.output is None else Path(output.output)
+    earlier = _earlier(path) if flags.resume else None
+    with _progress(output) as progress:
+        outcome = runner.run(plan, output=path, resume_from=earlier, progress=progress)
+    _show(outcome.results, output)
+    _draw(outcome.results, plots, output)
+    return _exit_code(outcome, path)
+
+
+def _list_workloads(output: OutputFlags) -> int:
+    from attn_bench.tables import workload_table
+    from attn_bench.workloads import SETS
+
+    sets = {
+        name: [{"phase": str(w.phase), "label": w.shape} for w in workloads]
+        for name, workloads in SETS.items()
+    }
+    emit(
+        {"schema_version": SCHEMA_VERSION, "workload_sets": sets},
+        output,
+        tables=lambda: [workload_table(SETS.items())],
+        bare=SETS,
+    )
+    return 0
+
+
+def _asked(flags: BenchFlags, output: OutputFlags) -> Any:
+    """Return the flags in attn-bench's own words, after those of the environment."""
+    from attn_bench.planning import Asked
+    from attn_bench.results import Settings
+    from attn_shared.settings import from_environ
+
+    settings = from_environ()
+    warn((f"note: {note}" for note in settings.notes()), output)
+    named = [settings.backend] if settings.backend is not None else []
+    return Asked(
+        backends=flags.backend or named,
+        peers=flags.peer or (),
+        workloads=flags.workload or (),
+        traces=[Path(name) for name in flags.trace or ()],
+        heads=flags.heads or (),
+        dtypes=flags.dtype or (),
+        kv_cache_dtype=flags.kv_cache_dtype,
+        block_size=flags.block_size,
+        device=flags.device,
+        settings=Settings(
+            rounds=flags.rounds,
+            cache_state="cold" if flags.cold else "warm",
+            graph=flags.graph,
+        ),
+        seconds=flags.budget,
+        notes=flags.note or (),
+    )
+
+
+def _checked_plot(name: str) -> Path:
+    from attn_bench.plots import check_plot_path
+
+    path = Path(name)
+    check_plot_path(path)
+    return path
+
+
+def _earlier(path: Path | None) -> Any:
+    from attn_bench.results import read_results
+
+    if path is None:
+        raise InvalidInputError.for_argument("--resume", "without a file", "with --output FILE")
+    return read_results(path) if path.exists() else None
+
+
+class _Progress:
+    """Shows how far a run is: a bar where stderr is a terminal, and problems in any case."""
+
+    def __init__(self, bar: Bar | None, output: OutputFlags) -> None:
+        self._bar = bar
+        self._output = output
+        self._task: TaskID | None = None
+        self._done = 0
+
+    def begin(self, total: int) -> None:
+        """Start the bar."""
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=total)
+
+    def group(self, index: int, name: str) -> None:
+        """Say what is measured now."""
+        self._done = index
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=index, description=name)
+
+    def round(self, done: int, total: int) -> None:
+        """Move on by a part of the group."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done + done / total)
+
+    def problem(self, words: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(words, soft_wrap=True)
+        else:
+            warn([words], self._output)
+
+
+@contextmanager
+def _progress(output: OutputFlags) -> Iterator[_Progress]:
+    if output.quiet or not sys.stderr.isatty():
+        yield _Progress(None, output)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        yield _Progress(bar, output)
+
+
+def _show(results: Any, output: OutputFlags) -> None:
+    from attn_bench.tables import summary_lines
+
+    def tables() -> Iterable[RenderableType]:
+        from attn_bench.tables import result_tables
+
+        return result_tables(results)
+
+    shown = replace(output, output=None)  # the file was written as the run went
+    emit(results.to_dict(), shown, tables=tables, bare=summary_lines(results))
+
+
+def _draw(results: Any, plots: Iterable[Path], output: OutputFlags) -> None:
+    from attn_bench.plots import save_plot
+
+    for path in plots:
+        if results.cells:
+            save_plot(results, path)
+        else:
+            warn([f"{path} was not drawn: nothing was measured"], output)
+
+
+def _exit_code(outcome: Any, path: Path | None) -> int:
+    """Say what was lost, if anything, and return the code of the worst that happened."""
+    from attn_bench.results import SkippedStatus
+
+    cells, skipped = outcome.results.cells, outcome.results.skipped
+    if outcome.write_error is not None:
+        sys.stderr.write(
+            f"Error: {path} could not be written ({outcome.write_error}); it holds what was "
+            "finished before, and the results are above.\n"
+        )
+        return USAGE
+    if outcome.is_interrupted:
+        kept = f"kept in {path}; --resume goes on" if path else "shown above"
+        sys.stderr.write(f"{len(cells)} finished cells are {kept}\n")
+        return INTERRUPTED
+    if any(entry.status in (SkippedStatus.WRONG, SkippedStatus.FAILED) for entry in skipped):
+        return FAILURES_FOUND
+    if cells or not skipped:
+        return 0
+    return int(next((entry.exit_code for entry in skipped if entry.exit_code), 0))
