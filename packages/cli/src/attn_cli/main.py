@@ -19,6 +19,7 @@ from attn_cli.commands.backends import list_backends
 from attn_cli.commands.bench import bench
 from attn_cli.commands.demo import demo
 from attn_cli.commands.info import info
+from attn_cli.commands.matrix import matrix
 from attn_cli.commands.select import explain, select
 from attn_cli.commands.verify import verify
 from attn_cli.exit_codes import BROKEN_PIPE, INTERRUPTED
@@ -40,6 +41,7 @@ app.command("info")(command(info))
 app.command("list")(command(list_backends))
 app.command("select")(command(select))
 app.command("explain")(command(explain))
+app.command("matrix")(command(matrix))
 app.command("demo")(command(demo))
 app.command("bench")(command(bench))
 app.command("verify")(command(verify))
