@@ -119,9 +119,10 @@ def steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     yield session_step(options.room)
     for backend in options.backend:
         yield verify_step(backend, options, out)
-        yield sanitizer_step(backend, options.device)
     for backend in options.backend:
         yield bench_step(backend, options, out)
+    for backend in options.backend:  # last: it is slow, and the rest does not wait for it
+        yield sanitizer_step(backend, options)
 
 
 def verify_step(backend: str, options: argparse.Namespace, out: Path) -> Step:
@@ -136,6 +137,7 @@ def bench_step(backend: str, options: argparse.Namespace, out: Path) -> Step:
     command = attn("bench", "--backend", backend, "--device", options.device, "--cold")
     for flag, values in (("--peer", options.peer), ("--workload", options.workload)):
         command += tuple(part for value in values for part in (flag, value))
+    command += ("--budget", str(int(0.8 * options.limit)))
     command += ("--output", str(out / f"bench-{backend}.json"))
     return Step(name=f"bench {backend}", command=command, limit_s=options.limit)
 
@@ -148,7 +150,7 @@ def session_step(room: str) -> Step:
     return Step(name=f"session {room}", command=command, limit_s=900, absent=absent)
 
 
-def sanitizer_step(backend: str, device: str) -> Step:
+def sanitizer_step(backend: str, options: argparse.Namespace) -> Step:
     """A few small rules under compute-sanitizer."""
     tool = shutil.which("compute-sanitizer")
     rules = [part for rule in SANITIZED_RULES for part in ("--rule", rule)]
@@ -156,12 +158,12 @@ def sanitizer_step(backend: str, device: str) -> Step:
         "compute-sanitizer",
         "--target-processes=all",
         "--error-exitcode=9",
-        *attn("verify", backend, "--device", device, *rules),
+        *attn("verify", backend, "--device", options.device, *rules),
     )
     return Step(
         name=f"memory check {backend}",
         command=command,
-        limit_s=600,
+        limit_s=options.limit,
         absent="" if tool else "compute-sanitizer is not on this machine",
     )
 

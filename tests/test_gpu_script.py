@@ -91,8 +91,8 @@ def test_what_is_planned_for_a_backend(tmp_path: Path, gpu: ModuleType) -> None:
         "info",
         "session cuda",
         "verify TORCH_SDPA",
-        "memory check TORCH_SDPA",
         "bench TORCH_SDPA",
+        "memory check TORCH_SDPA",
     ]
     assert "--no-venv -s cuda -- --require-hardware" in planned["session cuda"]
     assert "verify TORCH_SDPA --device cuda:0 --depth quick" in planned["verify TORCH_SDPA"]
