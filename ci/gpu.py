@@ -115,8 +115,9 @@ def attn(*arguments: str) -> tuple[str, ...]:
 
 def steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     """The steps in order."""
-    yield Step(name="info", command=attn("info", "--probe", "--json"), limit_s=300)
-    yield session_step(options.room)
+    info = attn("info", "--probe", "--json")
+    yield Step(name="info", command=info, limit_s=options.limit)
+    yield session_step(options)
     for backend in options.backend:
         yield verify_step(backend, options, out)
     for backend in options.backend:
@@ -142,12 +143,13 @@ def bench_step(backend: str, options: argparse.Namespace, out: Path) -> Step:
     return Step(name=f"bench {backend}", command=command, limit_s=options.limit)
 
 
-def session_step(room: str) -> Step:
-    """The platform's session, without a virtual environment."""
+def session_step(options: argparse.Namespace) -> Step:
+    """The platform's session, without a virtual environment; it is many steps in one."""
+    room = options.room
     command = (sys.executable, "-m", "nox", "--no-venv", "-s", room, "--", "--require-hardware")
     has_nox = subprocess.run([sys.executable, "-c", "import nox"], capture_output=True, check=False)
     absent = "" if has_nox.returncode == 0 else "nox is not among the packages"
-    return Step(name=f"session {room}", command=command, limit_s=900, absent=absent)
+    return Step(name=f"session {room}", command=command, limit_s=2 * options.limit, absent=absent)
 
 
 def sanitizer_step(backend: str, options: argparse.Namespace) -> Step:
