@@ -32,8 +32,8 @@ class InfoFlags:
         bool,
         Panel().flag(
             "--probe",
-            "Import each installed vendor library; exit code 1 if one of them, or a plugin, "
-            "fails to load.",
+            "Import each installed vendor library; exit code 1 if one of this machine's own, or a "
+            "plugin, fails to load.",
         ),
     ] = False
 
@@ -149,7 +149,12 @@ def _platform_record(platform: Platform, inventory: Inventory) -> dict[str, Any]
 
 
 def _has_failures(record: dict[str, Any]) -> bool:
-    libraries = [entry for p in record["platforms"] for entry in p["vendor_libraries"]]
+    """Whether a plugin, or a library that this machine has devices for, failed to load.
+
+    A library of another vendor's devices may well refuse to load here; it is shown, no more.
+    """
+    here = [platform for platform in record["platforms"] if platform["available"]]
+    libraries = [entry for platform in here for entry in platform["vendor_libraries"]]
     return bool(record["failures"]) or any(entry["status"] == "broken" for entry in libraries)
 
 
