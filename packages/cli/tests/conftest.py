@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typer.testing import CliRunner
 
 from attn_cli.main import app
 from attn_shared.registry import DEFAULT_REGISTRY
+
+# Makes the tests' shared module importable, whatever the import mode.
+sys.path.insert(0, str(Path(__file__).parent))
 
 PLUGIN = """
 from __future__ import annotations

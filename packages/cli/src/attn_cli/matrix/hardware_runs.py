@@ -12,7 +12,7 @@ from typing import Any
 from attn_shared.device import DeviceFacts, Vendor, parse_arch
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["RUNS_SCHEMA_VERSION", "HardwareRun", "cpu_level", "known_runs", "runs_text"]
+__all__ = ["RUNS_SCHEMA_VERSION", "HardwareRun", "cpu_level", "known_runs", "runs_text", "with_run"]
 
 RUNS_SCHEMA_VERSION = 1
 
@@ -61,6 +61,10 @@ class HardwareRun:
     def covers(self, device: DeviceFacts) -> bool:
         """Whether this was run on such a device: its architecture, and of a CPU its level."""
         return device.arch == self.arch and cpu_level(device.isa) == self.cpu_level
+
+    @property
+    def _subject(self) -> tuple[str | None, ...]:
+        return (self.backend, self.arch, self.cpu_level, self.device, self.what)
 
     def counts(self) -> str:
         """Return "524 passed, 65 excluded"."""
@@ -162,6 +166,11 @@ def known_runs(text: str | None = None) -> tuple[HardwareRun, ...]:
             "schema_version of the hardware runs", data["schema_version"], str(RUNS_SCHEMA_VERSION)
         )
     return tuple(HardwareRun.from_dict(run) for run in data["runs"])
+
+
+def with_run(runs: Iterable[HardwareRun], run: HardwareRun) -> list[HardwareRun]:
+    """Return the runs with one more, in the place of one of the same on the same hardware."""
+    return [*(other for other in runs if other._subject != run._subject), run]
 
 
 def runs_text(runs: Iterable[HardwareRun]) -> str:

@@ -129,7 +129,8 @@ def _bodies(matrix: Matrix, groups: Sequence[_Group], whys: _Whys) -> Iterator[s
     for backend in matrix.backends:
         sheets = [matrix.sheets[backend.name][index[group[0].name]] for group in groups]
         captured = backend.graph_level.lower().replace("_", " ") or "not known"
-        about = f"{backend.description or backend.problem} · graph capture: {captured}"
+        words = (backend.description, backend.problem, f"graph capture: {captured}")
+        about = " · ".join(filter(None, words))
         rows = [
             _row(backend.name, questions, sheets, whys)
             for topic in Topic

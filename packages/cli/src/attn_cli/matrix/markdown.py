@@ -115,8 +115,8 @@ def _facts(matrix: Matrix, backend: BackendFacts) -> Sequence[str]:
     ]
     return (
         _name(backend.name),
-        escaped(backend.provided_by.rpartition(" ")[0] or backend.provided_by),
-        escaped(backend.description or backend.problem),
+        escaped(backend.provided_by),
+        escaped(" · ".join(filter(None, (backend.description, backend.problem)))),
         backend.graph_level.lower().replace("_", " ") or "not known",
         "<br>".join(preferred),
     )
@@ -190,4 +190,5 @@ def _not_provided(matrix: Matrix) -> Iterator[str]:
 
 
 def _name(name: str) -> str:
-    return f"`{name}`"
+    """Return a backend's name as code, where nothing in it ends that."""
+    return escaped(name) if set(name) & set("`|") else f"`{name}`"

@@ -102,14 +102,14 @@ def _of_vendor(
     if not any(device.name in PRESETS for device in inside):
         return ", ".join(device.name for device in inside)
     name = VENDOR_NAMES[vendor]
-    if _names(inside) >= _names(whole):
-        return name
-    listed = list(_shortest(inside, whole))
+    if not _names(possible) >= _names(whole):
+        return f"{name} {', '.join(device.name for device in inside)}"
     outside = [device for device in whole if device.name not in _names(inside)]
-    if _names(possible) >= _names(whole):
-        left_out = list(_shortest(outside, whole))
-        if len(left_out) < len(listed):
-            return f"{name} except {', '.join(left_out)}"
+    if not outside:
+        return name
+    listed, left_out = list(_shortest(inside, whole)), list(_shortest(outside, whole))
+    if len(left_out) < len(listed):
+        return f"{name} except {', '.join(left_out)}"
     return f"{name} {', '.join(listed)}"
 
 

@@ -78,7 +78,7 @@ class BackendFacts:
 
     Attributes:
         name: its name.
-        provided_by: distribution and version, or who registered it; "" where that is contested.
+        provided_by: the distribution, or who registered it; "" where that is contested.
         description: one line.
         graph_level: which batches may be captured, as its builder says; "" where it does not say.
         problem: why it cannot be loaded, or its builder not be asked; "" if there is none.
@@ -194,7 +194,7 @@ def _sheet(
 
 def _facts_of(name: str, registry: BackendRegistry) -> BackendFacts:
     try:
-        source, backend = registry.get(name).source, registry.load(name)
+        source, backend = registry.get(name).distribution, registry.load(name)
     except AttnError as error:
         return BackendFacts(name=name, problem=error.message)
     # A builder may import a library that is not here, and a third party's may raise anything.
