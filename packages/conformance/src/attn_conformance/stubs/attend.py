@@ -1,0 +1,158 @@
+"""What every vendor's call comes down to, computed by the reference from what was handed over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attn_shared import reference
+from attn_shared.errors import AttnError
+from attn_shared.quantization import FP8_DTYPES
+from attn_shared.reference import AttentionOptions, ReferenceResult
+
+__all__ = ["KernelCall", "LseForm", "NotComputedError"]
+
+
+class NotComputedError(RuntimeError):
+    """The real call knows this argument, and the stub does not compute it.
+
+    A RuntimeError, so that the suite never takes it for a backend's refusal.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LseForm:
+    """How a kernel writes its LSE.
+
+    Attributes:
+        base: of the logarithm.
+        layout: (Hq, T) or (T, Hq).
+        keyless: of a row that sees no key (where no sink is in the denominator).
+        alibi_by_column: in causal rows the kernel adds slope * j in place of -slope * (i - j), so
+            that the LSE of the row at position i comes out slope * i above.
+    """
+
+    base: Literal["e", "2"] = "e"
+    layout: Literal["HT", "TH"] = "HT"
+    keyless: float = -math.inf
+    alibi_by_column: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelCall:
+    """One call in the terms that all of them share.
+
+    Attributes:
+        query: (T, Hq, D).
+        key: (P, S, Hkv, D) with a block table, else (Tk, Hkv, D).
+        value: the same with Dv.
+        query_starts: (B + 1,).
+        key_lens: (B,).
+        key_starts: (B + 1,), without a block table.
+        block_table: (B, M), or None.
+        scale: of the logits.
+        is_causal: bottom-right aligned.
+        window: (left, right), None for unbounded.
+        softcap: None is off.
+        alibi_slopes: (Hq,), or None.
+        sinks: (Hq,), or None.
+        descales: factors of stored query, key and value: numbers, or (Hkv,) for the latter two.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_starts: Tensor
+    key_lens: Tensor
+    scale: float
+    is_causal: bool
+    key_starts: Tensor | None = None
+    block_table: Tensor | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    softcap: float | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+    descales: tuple[float | Tensor, float | Tensor, float | Tensor] = (1.0, 1.0, 1.0)
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """The query's, or bfloat16 where the query is fp8."""
+        return torch.bfloat16 if self.query.dtype in FP8_DTYPES else self.query.dtype
+
+    def attend(self) -> ReferenceResult:
+        """Return the float64 answer; rows past query_starts[-1] are NaN.
+
+        Raises:
+            RuntimeError: lengths or block ids lead outside of the tensors, as a kernel's would.
+        """
+        try:
+            return self._attend()
+        except AttnError as error:
+            raise RuntimeError(f"an illegal memory access was encountered: {error}") from error
+
+    def _attend(self) -> ReferenceResult:
+        query_scale, key_scale, value_scale = self.descales
+        query = self.query
+        if query.dtype in FP8_DTYPES:
+            query = query.double() * query_scale
+        if self.block_table is None:
+            return self._ragged(query)
+        return reference.paged_attention(
+            query,
+            self.key,
+            self.value,
+            self._options,
+            query_start_loc=self.query_starts,
+            seq_lens=self.key_lens,
+            block_table=self.block_table,
+            causal=self.is_causal,
+            k_scale=key_scale,
+            v_scale=value_scale,
+        )
+
+    def _ragged(self, query: Tensor) -> ReferenceResult:
+        if self.key.dtype in FP8_DTYPES:
+            raise NotComputedError("fp8 keys without a block table are not computed by the stub")
+        return reference.varlen_attention(
+            query,
+            self.key,
+            self.value,
+            self._options,
+            query_start_loc=self.query_starts,
+            key_start_loc=self.key_starts,
+            causal=self.is_causal,
+        )
+
+    @property
+    def _options(self) -> AttentionOptions:
+        return AttentionOptions(
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+
+    def lse(self, result: ReferenceResult, form: LseForm) -> Tensor:
+        """Return the LSE of a result as a kernel writes it, float32."""
+        lse = result.lse
+        if form.alibi_by_column and self.is_causal and self.alibi_slopes is not None:
+            lse = lse + self.alibi_slopes.double()[:, None] * self._positions(len(lse[0]))[None]
+        keyless = lse == -math.inf
+        if form.base == "2":
+            lse = lse / math.log(2)
+        lse = lse.masked_fill(keyless, form.keyless).float()
+        return lse if form.layout == "HT" else lse.T.contiguous()
+
+    def _positions(self, num_rows: int) -> Tensor:
+        """Return the absolute position of each row, 0 for padding: float64 (T,)."""
+        positions = torch.zeros(num_rows, dtype=torch.float64)
+        starts = self.query_starts.tolist()
+        for index, length in enumerate(self.key_lens.tolist()):
+            start, stop = starts[index], starts[index + 1]
+            positions[start:stop] = torch.arange(length - (stop - start), length)
+        return positions

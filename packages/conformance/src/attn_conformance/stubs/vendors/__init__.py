@@ -1,0 +1,1 @@
+"""Signatures of vendors' releases, a module for each family of libraries."""

@@ -1,0 +1,130 @@
+"""FlashAttention 3 for Hopper: tokenspeed-fa3, read from its wheel. Nothing of it was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from attn_conformance.stubs.checks import Limits, refuse_unless
+from attn_conformance.stubs.modules import VendorStub
+from attn_conformance.stubs.opaque import OpaqueFunction
+from attn_conformance.stubs.signature import VendorSignature
+from attn_conformance.stubs.varlen import Roles, VarlenFunction
+
+__all__ = ["FLASH_ATTN_3"]
+
+_TUNING = frozenset({"deterministic", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata"})
+
+
+def _no_softcap(arguments: Mapping[str, Any]) -> None:
+    """The wheel is built without it."""
+    words = "this build of FlashAttention does not support softcap"
+    refuse_unless(not arguments["softcap"], "flash_attn_3", words)
+
+
+def _bounded_queries(arguments: Mapping[str, Any]) -> None:
+    is_unbounded = arguments["cu_seqlens_q"] is not None and arguments["max_seqlen_q"] is None
+    refuse_unless(not is_unbounded, "flash_attn_3", "cu_seqlens_q needs max_seqlen_q")
+
+
+_FP8 = torch.float8_e4m3fn
+_LIMITS = Limits(dtypes=(torch.float16, torch.bfloat16, _FP8))
+
+_VARLEN = VarlenFunction(
+    signature=VendorSignature(
+        name="flash_attn_varlen_func",
+        parameters=(
+            "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, "
+            "seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, "
+            "k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0, "
+            "softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, "
+            "return_attn_probs=False, sinks=None"
+        ),
+        returns="out; with return_attn_probs out and LSE (Hq, T)",
+    ),
+    roles=Roles(
+        key_starts="cu_seqlens_k",
+        max_key_len="max_seqlen_k",
+        sinks="sinks",
+        query_descale="q_descale",
+        key_descale="k_descale",
+        value_descale="v_descale",
+        lse_flag="return_attn_probs",
+    ),
+    limits=_LIMITS,
+    tuning=_TUNING,
+    rules=(_no_softcap,),
+)
+
+_WITH_KVCACHE = VarlenFunction(
+    signature=VendorSignature(
+        name="flash_attn_with_kvcache",
+        parameters=(
+            "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, "
+            "cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None, "
+            "cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, "
+            "q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False, "
+            "window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True, "
+            "scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, "
+            "return_softmax_lse=False, sinks=None"
+        ),
+        returns="out; with return_softmax_lse out, LSE and two accumulators",
+    ),
+    roles=Roles(
+        key="k_cache",
+        value="v_cache",
+        key_lens="cache_seqlens",
+        table="page_table",
+        sinks="sinks",
+        query_descale="q_descale",
+        key_descale="k_descale",
+        value_descale="v_descale",
+        lse_flag="return_softmax_lse",
+    ),
+    limits=_LIMITS,
+    tuning=_TUNING,
+    rules=(_no_softcap, _bounded_queries),
+    with_lse=("output", "lse", "none", "none"),
+)
+
+_SCHEDULER_METADATA = OpaqueFunction(
+    signature=VendorSignature(
+        name="get_scheduler_metadata",
+        parameters=(
+            "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, "
+            "cache_seqlens, qkv_dtype='torch.bfloat16', headdim_v=None, cu_seqlens_q=None, "
+            "cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, "
+            "causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False, "
+            "num_splits=0, pack_gqa=None, sm_margin=0"
+        ),
+        returns="int32, read by the kernel alone",
+    ),
+    answer=lambda arguments: torch.zeros(arguments["batch_size"] + 1, dtype=torch.int32),
+)
+
+_LEFT_OUT = ("BACKWARD", "SOFTCAP", "HDIM96", "SM8x")
+_BUILT = ("SPLIT", "PAGEDKV", "APPENDKV", "LOCAL", "PACKGQA", "FP16", "FP8", "VARLEN", "CLUSTER")
+_BUILT_WIDTHS = ("HDIM64", "HDIM128", "HDIM192", "HDIM256")
+_FLAGS = {
+    **{f"FLASHATTENTION_DISABLE_{name}": True for name in _LEFT_OUT},
+    **{f"FLASHATTENTION_DISABLE_{name}": False for name in (*_BUILT, *_BUILT_WIDTHS)},
+    "FLASHATTENTION_ENABLE_VCOLMAJOR": False,
+    "FLASH_ATTENTION_DISABLE_HDIMDIFF64": True,
+    "FLASH_ATTENTION_DISABLE_HDIMDIFF192": True,
+}
+
+FLASH_ATTN_3 = VendorStub(
+    distribution="tokenspeed-fa3",
+    version="3.0.0.post20260810",
+    modules={
+        "flash_attn_interface": {
+            "flash_attn_varlen_func": _VARLEN,
+            "flash_attn_with_kvcache": _WITH_KVCACHE,
+            "get_scheduler_metadata": _SCHEDULER_METADATA,
+        },
+        "flash_attn_config": {"CONFIG": {"build_flags": _FLAGS}},
+    },
+)
+"""tokenspeed-fa3: paged keys through flash_attn_with_kvcache, pages of any size, sinks, fp8."""
