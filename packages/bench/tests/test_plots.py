@@ -22,7 +22,7 @@ MANY = replace(
         CELL,
         replace(CELL, peer="torch.sdpa_gathered", ratio=3.0, ratio_interval=(2.5, 3.5)),
         PREFILL,
-        replace(CELL, dtype="float32"),
+        replace(CELL, dtype="float32", phase="shared_prefix", label="16x(2048+256)"),
     ),
 )
 

@@ -85,6 +85,16 @@ def test_graphs_have_a_table_of_their_own() -> None:
     assert "bfloat16, fp8 cache, graph" in text
 
 
+def test_the_hosts_time_is_shown_where_there_is_one() -> None:
+    cell = replace(CELL, host_us=211.0, peer_host_us=12.5)
+    text = shown(result_tables(replace(RESULTS, cells=(cell,))))
+    assert "Host" in text
+    assert "211 us" in text
+    assert "12.5 us" in text
+    assert "…" not in text
+    assert "Host" not in shown(result_tables(RESULTS))
+
+
 def test_bare_lines() -> None:
     alone = replace(CELL, peer=None, ratio=None)
     assert list(summary_lines(replace(RESULTS, cells=(CELL, alone)))) == [

@@ -84,6 +84,7 @@ def _beside(backend: Runner, peer: Runner) -> dict[str, Any]:
         "ratio": median(own),
         "ratio_interval": interval(own),
         "peer_mode": peer.mode,
+        "peer_host_us": peer.host_us,
     }
 
 

@@ -22,7 +22,7 @@ __all__ = ["describe_machine", "installed_versions", "load_note"]
 
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _NVIDIA_SMI = ("--query-gpu=driver_version", "--format=csv,noheader")
-_BUSY = 0.2  # of a core; a load average below it is the machine's own housekeeping
+_BUSY = 0.25  # of the processors; a load below it is the start of the run itself
 
 
 def describe_machine(device: torch.device, notes: Iterable[str] = ()) -> Machine:
@@ -82,7 +82,7 @@ def load_note() -> str:
     if not hasattr(os, "getloadavg"):
         return ""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load < _BUSY:
+    if load < _BUSY * cores:
         return ""
     return f"load average {load:.1f} on {cores} processors when it began: other work ran beside"
 

@@ -10,20 +10,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from attn_bench.results import Cell, Limits, Results
 from attn_bench.tables import headline, rate_words
 from attn_bench.units import figures, flops, ratio_words
 from attn_shared.errors import InvalidInputError, VendorMissingError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 __all__ = ["FORMATS", "check_plot_path", "draw", "save_plot"]
 
 FORMATS = (".png", ".svg")
+
+Axes: TypeAlias = Any
+"""matplotlib.axes.Axes; matplotlib is an extra, which only functions import."""
+
+Figure: TypeAlias = Any
+"""matplotlib.figure.Figure."""
 
 _INK = "#7d8590"
 _GRID = "#7d859040"
@@ -60,16 +62,16 @@ def check_plot_path(path: Path) -> None:
     _figure_class()
 
 
-def _figure_class() -> type[Figure]:
+def _figure_class() -> Any:
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import figure
     except ImportError as error:
         raise VendorMissingError(
             f"a plot needs matplotlib, which cannot be imported: {error}.",
             library="matplotlib",
             hint="run: pip install 'attn-bench[plot]'",
         ) from error
-    return Figure
+    return figure.Figure
 
 
 def save_plot(results: Results, path: Path) -> None:
@@ -83,14 +85,14 @@ def save_plot(results: Results, path: Path) -> None:
     import matplotlib
 
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with matplotlib.rc_context(_STYLE):
-        figure = draw(results)
-        try:
+    figure = draw(results)
+    try:
+        with matplotlib.rc_context(_STYLE):
             figure.savefig(path, dpi=_DPI, transparent=True, metadata=metadata)
-        except OSError as error:
-            raise InvalidInputError.for_argument(
-                "plot", f"{str(path)!r} ({error.strerror or error})", "a file that can be written"
-            ) from error
+    except OSError as error:
+        raise InvalidInputError.for_argument(
+            "plot", f"{str(path)!r} ({error.strerror or error})", "a file that can be written"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +131,24 @@ def draw(results: Results) -> Figure:
 
     Raises:
         InvalidInputError: no cell was measured.
+        VendorMissingError: matplotlib is not installed.
     """
     if not results.cells:
         raise InvalidInputError.for_argument("cells", "none", "at least one measured cell to draw")
+    make = _figure_class()
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        return _drawn(results, make)
+
+
+def _drawn(results: Results, make: Any) -> Figure:
     panels = list(_panels(results.cells))
     peers = list(dict.fromkeys(cell.peer for cell in results.cells if cell.peer is not None))
     bars = max(1, len(peers))
     heights = [len(panel.rows) * (bars * _ROW + 0.1) + _PANEL for panel in panels]
     total = sum(heights) + _HEAD
-    figure = _figure_class()(figsize=(_WIDTH, total))
+    figure = make(figsize=(_WIDTH, total))
     columns = 2 if peers else 1
     top = total - _HEAD
     for panel, height in zip(panels, heights, strict=True):
@@ -155,7 +166,7 @@ def _axes_of(figure: Figure, columns: int, top: float, share: float, inches: flo
     """Return the axes of one panel: rates, and beside them ratios."""
     bottom = top - share + 0.45 * share / inches
     height = share * (1 - _PANEL / inches)
-    left, right, gap = 0.19, 0.97, 0.05
+    left, right, gap = 0.215, 0.97, 0.05
     width = (right - left - gap * (columns - 1)) / columns
     return [
         figure.add_axes((left + index * (width + gap), bottom, width, height))

@@ -122,7 +122,8 @@ class Cell:
         gb_per_s: bytes that must be moved over time_us, in 1e9 per second.
         tflop_per_s: operations that must be done over time_us, in 1e12 per second.
         share_of_read, share_of_matmul: the same against the machine's limits in the same rounds.
-        host_us: the host's time to issue a call; null where it does all of the work.
+        host_us, peer_host_us: the host's time to issue a call; null where it does all of the work.
+            Without a graph, a call takes no less than this.
         plan_us: the host's work of a step, shared by all layers of a model.
         cache_state: "cold": inputs are in no cache; "warm": right after the same call.
         mode, peer_mode: "eager", or "graph" for a captured call.
@@ -160,6 +161,7 @@ class Cell:
     mode: str
     peer_mode: str | None
     rounds: int
+    peer_host_us: float | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -83,19 +83,31 @@ def _tables_of(cells: Iterable[Cell]) -> Iterator[tuple[str, list[Cell]]]:
 def _cell_table(cells: list[Cell]) -> Table:
     """Return a row for each workload, and below it one for each peer."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    has_hosts = any(cell.host_us is not None for cell in cells)
     table.add_column("Workload", no_wrap=True)
-    for name in ("Time, 95%", "Of the limit, or ours / peer"):
+    for name in ("Time, 95%", "Of limit, or ratio", *(["Host"] if has_hosts else [])):
         table.add_column(name, justify="right", no_wrap=True)
     shown: set[tuple[str, str]] = set()
     for cell in cells:
         workload = (cell.phase, cell.label)
         if workload not in shown:
             time = _time(cell.time_us, cell.interval_us)
-            table.add_row(*map(Text, (f"{cell.phase} {cell.label}", time, _rate_of_limit(cell))))
+            words = (f"{cell.phase} {cell.label}", time, _rate_of_limit(cell))
+            host = [_host(cell.host_us, cell.time_us)] if has_hosts else []
+            table.add_row(*map(Text, words), *host)
         shown.add(workload)
         if cell.peer is not None:
-            table.add_row(*_peer_row(cell))
+            host = [_host(cell.peer_host_us, cell.peer_time_us)] if has_hosts else []
+            table.add_row(*_peer_row(cell), *host)
     return table
+
+
+def _host(host_us: float | None, time_us: float | None) -> Text:
+    """Return the host's time to issue a call, marked where it is longer than the device's."""
+    if host_us is None:
+        return Text("")
+    is_longer = time_us is not None and host_us > time_us
+    return Text(duration(host_us), style="yellow" if is_longer else "dim")
 
 
 def _time(time_us: float, interval_us: tuple[float, float] | None) -> str:
