@@ -12,6 +12,7 @@ Rooms, each building its wheels, installing them and running its tests:
     cuda        attn-cuda; `-- --require-hardware` makes a missing GPU an error (also rocm, xpu)
     rocm        attn-rocm
     xpu         attn-xpu
+    bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
 
 Over all of them:
@@ -39,8 +40,8 @@ from pathlib import Path
 
 import nox
 
-__all__ = ["cpu", "cuda", "demo", "dist", "docs", "lint", "packages", "rocm", "shared", "tests"]
-__all__ += ["torch", "typing", "xpu"]
+__all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "lint", "packages", "rocm", "shared"]
+__all__ += ["tests", "torch", "typing", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -103,6 +104,20 @@ def rocm(session: nox.Session) -> None:
 def xpu(session: nox.Session) -> None:
     """attn-xpu: skips and counts what needs an Intel GPU."""
     run_platform(session, "xpu")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """attn-bench: its tests and a quick run, or a run with the arguments given."""
+    install(session, *closure(["attn-bench", "attn-cli"]))
+    arguments = session.posargs
+    if not arguments:
+        tests = (tests_of("attn-bench"), "packages/cli/tests/commands/test_bench.py")
+        run_pytest(session, *tests)
+        kept = str(Path(session.create_tmp()) / "quick")
+        arguments = ["--backend", "TORCH_SDPA", "--peer", "torch.sdpa_gathered", "--rounds", "5"]
+        arguments += ["--output", f"{kept}.json", "--plot", f"{kept}.svg"]
+    session.run("python", "-m", "attn_cli", "bench", *arguments, env=QUIET_WAIT)
 
 
 @nox.session
