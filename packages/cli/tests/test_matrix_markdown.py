@@ -46,10 +46,10 @@ def test_where_backends_run_is_a_grid_with_reasons_below() -> None:
     page = markdown_page(matrix_of("h200", "b60", FAKE=nvidia, ANY=ALL, runs=[run_of("FAKE")]))
     assert rows(page, "## Where each backend runs") == [
         ["Backend", "NVIDIA h200", "Intel b60"],
-        ["`FAKE`", "yes", "**no**"],
-        ["`ANY`", "yes °", "yes °"],
+        ["FAKE", "yes", "**no**"],
+        ["ANY", "yes °", "yes °"],
     ]
-    assert "| `FAKE` | Intel b60 | allowed device: nvidia |" in page
+    assert "| FAKE | Intel b60 | allowed device: nvidia |" in page
 
 
 def test_answers_are_told_apart() -> None:
@@ -57,7 +57,7 @@ def test_answers_are_told_apart() -> None:
     page = markdown_page(matrix_of("h200", FAKE=slow))
     assert rows(page, "## Logits and LSE") == [
         ["Backend", "Where", "sinks", "softcap", "ALiBi", "LSE"],
-        ["`FAKE`", "NVIDIA h200", "yes °", "slow °", "**no**", "yes °"],
+        ["FAKE", "NVIDIA h200", "yes °", "slow °", "**no**", "yes °"],
     ]
     run = markdown_page(matrix_of("h200", FAKE=slow, runs=[run_of("FAKE")]))
     assert rows(run, "## Logits and LSE")[1][2:] == ["yes", "slow", "**no**", "yes"]
@@ -68,10 +68,10 @@ def test_limits_runs_and_combinations() -> None:
     page = markdown_page(
         matrix_of("h200", FAKE=replace(without("dcp"), rules=(rule,)), runs=[run_of("FAKE")])
     )
-    assert ["DCP", "NVIDIA h200", "dcp: 1"] in rows(page, "### `FAKE`")
+    assert ["DCP", "NVIDIA h200", "dcp: 1"] in rows(page, "### FAKE")
     assert "Combinations are also refused by: `odd_rule`." in page
     assert rows(page, "## Runs")[1] == [
-        "`FAKE`",
+        "FAKE",
         "NVIDIA H200 (sm_90)",
         "2026-01-31",
         "torch 2.11.0",
@@ -101,16 +101,16 @@ def test_a_capability_that_raises_is_shown() -> None:
         raise RuntimeError("out | of luck")
 
     page = markdown_page(matrix_of("h200", BROKEN=broken))  # type: ignore[arg-type]
-    assert rows(page, "## Where each backend runs")[1] == ["`BROKEN`", "unavailable"]
+    assert rows(page, "## Where each backend runs")[1] == ["BROKEN", "unavailable"]
     assert r"out \| of luck" in page
 
 
 def test_names_that_nothing_provides_stand_apart_with_what_they_are() -> None:
     page = markdown_page(matrix_of("h200", FAKE=BARE))
     absent = {row[0]: row[1:] for row in rows(page, "## Known and not provided")[1:]}
-    assert absent["`FLASHMLA`"] == ["mla", "nvidia", "FlashMLA", "planned"]
-    assert absent["`MAMBA2`"][3] == "not planned"
-    assert "`FAKE`" not in absent
+    assert absent["FLASHMLA"] == ["mla", "nvidia", "FlashMLA", "planned"]
+    assert absent["MAMBA2"][3] == "not planned"
+    assert "FAKE" not in absent
 
 
 def test_title_and_preface() -> None:

@@ -26,8 +26,8 @@ that differs by that feature alone. The same, from any machine: `attn matrix`.
 
 - **yes**: served; **slow**: served by a path that is right and slow; **no**: refused, with the \
 limit under [Limits](#limits).
-- {NOT_RUN} marks what was **not run on hardware**: it follows from the capability alone. What was \
-run is under [Runs](#runs).
+- {NOT_RUN} marks what was **not run on hardware**: nothing of the backend ran on such a device; \
+the answer follows from the capability alone. What was run is under [Runs](#runs).
 - Devices with equal answers share a row. A family's name stands for its presets \
 (`attn select --device NAME` takes any).
 - A feature is asked by itself: a backend may refuse a combination. `attn select` answers for a \
@@ -72,7 +72,7 @@ def _where(matrix: Matrix) -> Iterator[str]:
     rows = []
     for backend, sheets in matrix.sheets.items():
         cells = [sheets[index[devices[0].name]] for devices in found]
-        rows.append([_name(backend), *map(_base, cells)])
+        rows.append([escaped(backend), *map(_base, cells)])
     yield table(headings, rows)
     refused = list(_refused(matrix))
     if refused:
@@ -98,7 +98,7 @@ def _refused(matrix: Matrix) -> Iterator[Sequence[str]]:
         refused = [sheet for sheet in sheets if not sheet.base.answer.is_served]
         for column in grouped(refused, lambda sheet: sheet.base.essence):
             where = place(column.devices, matrix.devices)
-            yield (_name(backend), where, escaped(_why_not(column.sheet.base)))
+            yield (escaped(backend), where, escaped(_why_not(column.sheet.base)))
 
 
 def _why_not(base: Cell) -> str:
@@ -114,7 +114,7 @@ def _facts(matrix: Matrix, backend: BackendFacts) -> Sequence[str]:
         for column in grouped(served, lambda sheet: sheet.preferred)
     ]
     return (
-        _name(backend.name),
+        escaped(backend.name),
         escaped(backend.provided_by),
         escaped(" · ".join(filter(None, (backend.description, backend.problem)))),
         backend.graph_level.lower().replace("_", " ") or "not known",
@@ -130,7 +130,7 @@ def _topic(matrix: Matrix, topic: Topic) -> Iterator[str]:
     rows = []
     backend = ""
     for row in found.rows:
-        shown = _name(row.backend) if row.backend != backend else ""
+        shown = escaped(row.backend) if row.backend != backend else ""
         backend = row.backend
         rows.append([shown, row.place, *map(_entry, row.entries)])
     yield table(("Backend", "Where", *found.headings), rows)
@@ -149,7 +149,7 @@ def _limits(matrix: Matrix) -> Iterator[str]:
         ]
         rules = sorted({rule for s in matrix.sheets[backend.name] for rule in s.rules})
         if rows or rules:
-            yield f"### {_name(backend.name)}"
+            yield f"### {escaped(backend.name)}"
         if rows:
             yield table(("Asked", "Where", "Allowed"), rows)
         if rules:
@@ -162,7 +162,7 @@ def _runs(runs: Sequence[HardwareRun]) -> Iterator[str]:
         return
     rows = [
         (
-            _name(run.backend),
+            escaped(run.backend),
             escaped(f"{run.device} ({run.arch}{f', {run.cpu_level}' if run.cpu_level else ''})"),
             run.date,
             escaped(", ".join(f"{name} {version}" for name, version in run.versions)),
@@ -178,7 +178,7 @@ def _not_provided(matrix: Matrix) -> Iterator[str]:
     yield "Names of the field, in vLLM's spelling, that no installed distribution provides."
     rows = [
         (
-            _name(name),
+            escaped(name),
             known.family.replace("_", " "),
             ", ".join(map(str, known.vendors)) or "none",
             escaped(known.kernels),
@@ -187,8 +187,3 @@ def _not_provided(matrix: Matrix) -> Iterator[str]:
         for name, known in matrix.not_provided.items()
     ]
     yield table(("Name", "Family", "Devices", "What it is", "attn"), rows)
-
-
-def _name(name: str) -> str:
-    """Return a backend's name as code, where nothing in it ends that."""
-    return escaped(name) if set(name) & set("`|") else f"`{name}`"
