@@ -11,12 +11,11 @@ case that passes, and a line that matches no case, fail the run, so that the lis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from attn_conformance.outcome import Entry, Outcome, Status
+from attn_conformance.outcome import Entry, Outcome, Plan, Status
 from attn_shared.errors import InvalidInputError
 
 __all__ = ["ExpectedFailure", "ExpectedFailures"]
@@ -106,14 +105,16 @@ class ExpectedFailures:
         words = f"listed as an expected failure ({line}) and passes: remove the line"
         return replace(outcome, status=Status.UNEXPECTED, message=words)
 
-    def stale(self, entries: Iterable[Entry]) -> list[str]:
-        """Return a sentence for each line that matches no case that is run."""
-        listed = list(entries)
+    def stale(self, plan: Plan) -> list[str]:
+        """Return a sentence for each line that matches no case that is run.
+
+        A line about a rule that was left out by name is not judged.
+        """
         sentences = []
         for line in self.lines:
-            matched = [entry for entry in listed if line.matches(entry)]
-            if not matched:
+            matched = [entry for entry in plan.entries if line.matches(entry)]
+            if not matched and (plan.has_all_rules or line.rule in plan.contracts):
                 sentences.append(f"{line} matches no case")
-            elif all(entry.is_excluded for entry in matched):
+            elif matched and all(entry.is_excluded for entry in matched):
                 sentences.append(f"{line} matches only cases that are excluded")
         return sentences

@@ -87,11 +87,13 @@ class Plan:
         facts: backend, source, device, versions, depth: what a header shows.
         contracts: rule -> its sentence, in the order of the rules.
         entries: the cases, in the order of the rules.
+        has_all_rules: no rule was left out by name.
     """
 
     facts: dict[str, str]
     contracts: dict[str, str]
     entries: tuple[Entry, ...]
+    has_all_rules: bool = True
 
     def of_rule(self, rule: str) -> list[Entry]:
         """Return the cases of a rule."""

@@ -66,7 +66,7 @@ class _SuitePlugin:
         self.config = config
         self.expected = _expected_failures(config)
         self.outcomes: list[Outcome] = []
-        self.was_narrowed = bool(config.getoption("attn_rule"))
+        self.was_narrowed = False
         try:
             self.suite = Suite(
                 config.getoption("attn_backend"),

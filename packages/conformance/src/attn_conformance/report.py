@@ -135,7 +135,7 @@ def make_report(
     if not any(outcome.status is not Status.EXCLUDED for outcome in listed):
         problems.append("no case was run")
     if is_whole:
-        problems += expected.stale(plan.entries)
+        problems += expected.stale(plan)
         problems += shortfalls(plan, golden_of(plan.facts["backend"]))
     return Report(
         facts=plan.facts,

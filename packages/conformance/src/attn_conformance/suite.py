@@ -63,7 +63,7 @@ class Suite:
             raise errors.UnknownNameError.for_name("depth", depth, map(str, Depth))
         if not timeout_s > 0:
             raise errors.InvalidInputError.for_argument("timeout_s", timeout_s, "a number > 0")
-        self._request = {
+        self._request: dict[str, Any] = {
             "do": "plan",
             "backend": backend,
             "device": device,
@@ -144,6 +144,7 @@ class Suite:
             facts=answer["facts"],
             contracts=answer["contracts"],
             entries=tuple(map(Entry.from_dict, answer["entries"])),
+            has_all_rules=not self._request["rules"],
         )
 
 

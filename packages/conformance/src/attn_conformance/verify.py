@@ -52,4 +52,4 @@ def verify(
             outcome = expected.judge(entry, suite.run(entry))
             outcomes.append(outcome)
             on_progress(suite.plan, outcome)
-        return make_report(suite.plan, outcomes, expected, is_whole=not rules)
+        return make_report(suite.plan, outcomes, expected)

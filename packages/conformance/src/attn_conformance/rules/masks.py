@@ -48,7 +48,7 @@ def _per_request(depth: Depth, fit: Fit) -> Iterator[Case]:
 def _window(depth: Depth, fit: Fit) -> Iterator[Case]:
     """Bounds around a block's size, and a window of the query's own key alone."""
     n = fit.block_size
-    lefts = (0, 1, 3, n - 1, n, 2 * n + 1) if depth is Depth.FULL else (0, 2, n - 1)
+    lefts = (0, 1, 2, 3, n - 1, n, 2 * n + 1) if depth is Depth.FULL else (0, 2, n - 1)
     for left in dict.fromkeys(lefts):
         yield from over_shapes(
             fit, depth, f"left-{left}", names=("mixed", "extend"), window=(left, 0)
