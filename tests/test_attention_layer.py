@@ -251,3 +251,34 @@ def test_mla_is_refused_with_every_verdict_until_a_backend_has_it() -> None:
     with pytest.raises(NoBackendError, match="mla=True") as caught:
         MLAAttention(num_heads=16, scale=192**-0.5)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("name", ["query", "output", "lse"])
+def test_a_refused_call_leaves_the_cache_as_it_was(name: str) -> None:
+    attention = layer()
+    cache, plan = attention.allocate(12), attention.plan(batch([2], [7]))
+    wrong = torch.zeros(2, HEADS, SIZE, dtype=torch.float16)
+    arguments = {"query": rows(2, HEADS, SIZE), name: wrong}
+    new = rows(2, KV_HEADS, SIZE)
+    with pytest.raises(InvalidInputError, match=name):
+        attention.forward(key=new, value=new, kv_cache=cache, plan=plan, **arguments)
+    assert not cache.any()
+
+
+def test_a_batch_described_for_other_blocks_is_refused() -> None:
+    with pytest.raises(MetadataError, match=f"block_size is {BLOCK}; allowed: 8"):
+        layer(block_size=8).plan(batch([2], [7]))
+    attention = layer(block_size=8)
+    new = rows(2, KV_HEADS, SIZE)
+    plan = layer().plan(batch([2], [7]))
+    with pytest.raises(MetadataError, match="block_size"):
+        attention.forward(rows(2, HEADS, SIZE), new, new, attention.allocate(12), plan)
+
+
+@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION"])
+def test_a_plan_for_another_window_is_refused(backend: str) -> None:
+    attention = layer(backend=backend, window=(3, 0))
+    plan = layer(backend=backend).plan(batch([2], [7]))
+    new = rows(2, KV_HEADS, SIZE)
+    with pytest.raises(InvalidInputError, match="planned for"):
+        attention.forward(rows(2, HEADS, SIZE), new, new, attention.allocate(12), plan)

@@ -280,3 +280,38 @@ class TestExactLengths:
         assert valid(max_seq_len=9).max_seq_len == 9
         with pytest.raises(MetadataError, match="num_reqs=3"):
             valid(num_reqs=3)
+
+
+class TestFromLengthsRefuses:
+    """What a conversion to int32 would change without a word."""
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"query_lens": [1.7, 5]}, r"query_lens\[0\] is 1.7; allowed: a 32-bit integer"),
+            ({"seq_lens": [20, 2**31]}, r"seq_lens\[1\] is 2147483648; allowed: a 32-bit"),
+            ({"block_table": torch.tensor([[2**33, 1], [2, 3]])}, "block_table is 8589934592"),
+            ({"block_table": torch.tensor([[0.5, 1], [2, 3]])}, "block_table dtype is"),
+            ({"block_table": [[0, 1], [2, 3]]}, "allowed: a tensor of int32 or int64"),
+            ({"block_size": 16.0}, "block_size is 16.0; allowed: an integer >= 1"),
+        ],
+    )
+    def test_it(self, changes: dict[str, Any], words: str) -> None:
+        table = torch.tensor([[0, 1], [2, 3]])
+        plain = {"query_lens": [1, 5], "seq_lens": [20, 5], "block_table": table, "block_size": 16}
+        with pytest.raises(MetadataError, match=words):
+            CommonAttentionMetadata.from_lengths(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("seq_lens", None, "seq_lens is None; allowed: a tensor"),
+        ("query_start_loc_cpu", None, "query_start_loc_cpu is None"),
+        ("slot_mapping", [0, 1], r"slot_mapping is \[0, 1\]; allowed: a tensor"),
+        ("num_reqs", 3.0, "num_reqs is 3.0; allowed: an integer >= 0"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(MetadataError, match=words):
+        everything().with_fields(**{name: value})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from attn_shared._call_checks import check_block_size, check_call, check_scale
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
 from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
@@ -98,6 +99,7 @@ class Attention:
                 block_size, attn_type, needs_lse, ...).
 
         Raises:
+            InvalidInputError: sinks, slopes or scales that do not fit the heads.
             InvalidRequestError: a field that no backend may accept.
             NoBackendError: nothing serves the layer; the message has every reason.
         """
@@ -116,6 +118,8 @@ class Attention:
         facts = selector.device_facts(self.device)
         self.selection = selector.resolve(request, facts, backend)
         self.request = request
+        check_scale("k_scale", k_scale, request.num_kv_heads)
+        check_scale("v_scale", v_scale, request.num_kv_heads)
         self.q_scale: float | torch.Tensor = 1.0
         self.k_scale, self.v_scale = k_scale, v_scale
         self.sinks = _per_head("sinks", sinks, num_heads, self.device)
@@ -153,8 +157,10 @@ class Attention:
 
         Raises:
             MetadataError: the batch contradicts itself (contents are looked at in checked mode
-                only, since that synchronises the device).
+                only, since that synchronises the device), or was described for blocks of another
+                size than the layer's cache has.
         """
+        check_block_size(common.block_size, self.kv_cache_spec)
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
         token_order = None
@@ -187,7 +193,16 @@ class Attention:
 
         Returns:
             (T, Hq, Dv).
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the plan; nothing was written.
         """
+        if not isinstance(plan, StepPlan):
+            raise InvalidInputError.for_argument(
+                "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
+            )
+        check_call(self.spec, query, output, lse, plan.common.num_actual_tokens)
+        check_block_size(plan.common.block_size, self.kv_cache_spec)
         if plan.token_order is not None:
             return self._forward_reordered(query, key, value, kv_cache, plan, output, lse)
         slots = plan.common.slot_mapping
@@ -299,6 +314,8 @@ def _per_head(
 ) -> torch.Tensor | None:
     if values is None:
         return None
+    if not isinstance(values, torch.Tensor):
+        raise InvalidInputError.for_argument(name, repr(values), f"a tensor ({num_heads},)")
     if tuple(values.shape) != (num_heads,):
         raise InvalidInputError.for_argument(
             f"{name} shape", tuple(values.shape), f"({num_heads},), one per query head of this rank"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -18,6 +18,7 @@ MMPrefixRanges = Mapping[int, Sequence[tuple[int, int]]]
 """Request index -> ranges (start, end) of absolute positions, both ends inclusive, whose tokens
 see each other in both directions."""
 
+_INT32_LIMIT = 2**31
 _NO_RANGES: MMPrefixRanges = MappingProxyType({})
 
 
@@ -40,6 +41,8 @@ class CommonAttentionMetadata:
             ceil(seq_len / block_size) are never read.
         slot_mapping: (T,) int64 on the device, -1 where nothing is written; None if nothing is.
             In cross-attention it has an entry per encoder token that is written.
+        block_size: tokens per block that the table and slots were made for, where it is known; a
+            layer whose cache has another refuses the batch.
         causal: True, False, or a (B,) bool tensor on the device.
         causal_cpu: host mirror of a causal tensor.
         key_start_loc: (B + 1,) int32 on the device: prefix sums of key lengths of a cache-free call
@@ -66,6 +69,7 @@ class CommonAttentionMetadata:
     seq_lens_cpu_is_exact: bool = True
     block_table: torch.Tensor | None = None
     slot_mapping: torch.Tensor | None = None
+    block_size: int | None = None
     causal: bool | torch.Tensor = True
     causal_cpu: torch.Tensor | None = None
     key_start_loc: torch.Tensor | None = None
@@ -87,8 +91,12 @@ class CommonAttentionMetadata:
             MetadataError: names the argument, its value and what is allowed.
         """
         for name in ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"):
-            if getattr(self, name) < 0:
-                raise MetadataError.for_argument(name, getattr(self, name), "an integer >= 0")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise MetadataError.for_argument(name, repr(value), "an integer >= 0")
+        for name in ("query_start_loc", "query_start_loc_cpu", "seq_lens"):
+            if getattr(self, name) is None:
+                raise MetadataError.for_argument(name, None, "a tensor; every batch has one")
         for name, (dtype, axis) in _PER_REQUEST.items():
             self._check(name, getattr(self, name), dtype, self.num_reqs + (axis == "starts"))
         self._check("block_table", self.block_table, torch.int32, self.num_reqs, None)
@@ -107,6 +115,8 @@ class CommonAttentionMetadata:
     ) -> None:
         if tensor is None:
             return
+        if not isinstance(tensor, torch.Tensor):
+            raise MetadataError.for_argument(name, repr(tensor), f"a tensor of {dtype}")
         if tensor.dtype is not dtype:
             raise MetadataError.for_argument(f"{name} dtype", tensor.dtype, str(dtype))
         fits = tensor.ndim == len(shape) and all(
@@ -183,10 +193,13 @@ class CommonAttentionMetadata:
             raise MetadataError.for_argument(
                 "seq_lens length", len(seq_lens), f"{len(query_lens)}, one per query length"
             )
+        _check_whole("query_lens", query_lens)
+        _check_whole("seq_lens", seq_lens)
         starts = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
         starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
         lens = torch.tensor(seq_lens, dtype=torch.int32)
         if block_table is not None:
+            _check_ids(block_table)
             block_table = block_table.to(device=device, dtype=torch.int32)
         has_own_slots = "slot_mapping" in options or options.get("encoder_seq_lens") is not None
         if block_size is not None and not has_own_slots:
@@ -203,6 +216,7 @@ class CommonAttentionMetadata:
             max_query_len=max(query_lens, default=0),
             max_seq_len=max(seq_lens, default=0),
             block_table=block_table,
+            block_size=block_size,
             **options,
         )
 
@@ -271,6 +285,26 @@ def _check_at_most(name: str, value: int, limit: int) -> None:
         raise MetadataError.for_argument(name, value, f"0 to {limit}, the size of this batch")
 
 
+def _check_whole(name: str, lens: Sequence[int]) -> None:
+    """Refuse lengths that int32 would silently change."""
+    for index, length in enumerate(lens):
+        if not isinstance(length, SupportsIndex) or not -_INT32_LIMIT <= int(length) < _INT32_LIMIT:
+            raise MetadataError.for_argument(f"{name}[{index}]", repr(length), "a 32-bit integer")
+
+
+def _check_ids(table: torch.Tensor) -> None:
+    """Refuse a table that int32 would silently change; its contents are read on the host only."""
+    if not isinstance(table, torch.Tensor):
+        raise MetadataError.for_argument("block_table", repr(table), "a tensor of int32 or int64")
+    if not table.numel():
+        return
+    if table.dtype not in (torch.int32, torch.int64):
+        raise MetadataError.for_argument("block_table dtype", table.dtype, "int32 or int64")
+    most = int(table.abs().max()) if table.device.type == "cpu" else 0
+    if most >= _INT32_LIMIT:
+        raise MetadataError.for_argument("block_table", most, "block ids of 32 bits")
+
+
 def _check_lengths_fit(
     query_lens: Sequence[int],
     seq_lens: Sequence[int],
@@ -282,8 +316,8 @@ def _check_lengths_fit(
         raise MetadataError.for_argument(
             "block_table", None, f"(B, M) block ids, for block_size={block_size} has no use without"
         )
-    if block_size < 1:
-        raise MetadataError.for_argument("block_size", block_size, "an integer >= 1")
+    if not isinstance(block_size, int) or block_size < 1:
+        raise MetadataError.for_argument("block_size", repr(block_size), "an integer >= 1")
     if block_table.ndim != 2 or len(block_table) != len(seq_lens):
         raise MetadataError.for_argument(
             "block_table shape", tuple(block_table.shape), f"({len(seq_lens)}, any)"
