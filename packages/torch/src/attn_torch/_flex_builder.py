@@ -126,7 +126,7 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
                 hint="let the selector choose with batch_invariant=True.",
             )
         cache = self._layer.kv_cache_spec
-        self._visibility = Visibility(window=self._layer.window, chunk_size=self._layer.chunk_size)
+        self.visibility = Visibility(window=self._layer.window, chunk_size=self._layer.chunk_size)
         has_cache = self._layer.attn_type not in CACHE_FREE
         self._block_size = cache.block_size if cache is not None and has_cache else None
 
@@ -139,7 +139,7 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
             MetadataError: lengths are inexact or contradict each other or the table.
             UnsupportedOptionError: the sequences are sharded over ranks.
         """
-        layer, visibility = self._layer, self._visibility
+        layer, visibility = self._layer, self.visibility
         self._check_batch(common_prefix_len, common)
         batch = HostBatch.of(common, layer.attn_type, self._block_size)
         if visibility.chunk_size is not None and not all(batch.is_causal):
@@ -182,11 +182,11 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
     ) -> PagedTable | None:
         if common.block_table is None or self._block_size is None:
             return None
-        return PagedTable.read(common.block_table, spans, self._visibility, self._block_size)
+        return PagedTable.read(common.block_table, spans, self.visibility, self._block_size)
 
     def plan_dense(self, spans: Sequence[Span], table: PagedTable | None) -> tuple[DensePlan, ...]:
         """Return the uncompiled calls of a batch."""
-        return plan_dense(spans, table, self._visibility, self._layer.num_heads, self.device)
+        return plan_dense(spans, table, self.visibility, self._layer.num_heads, self.device)
 
 
 def _rows_of(slices: Sequence[slice]) -> Tensor:

@@ -32,6 +32,7 @@ from attn_torch._flex_call import FlexResult
 from attn_torch._flex_limits import check_layer, flex_capability
 from attn_torch._flex_masks import Logits
 from attn_torch._flex_tiles import TileRows
+from attn_torch._visibility import Visibility
 
 __all__ = [
     "FlexAttentionBackend",
@@ -52,6 +53,7 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
         super().__init__(spec)
         check_layer(spec)
         self._checker = CallChecker(spec=spec)
+        self._visibility = Visibility(window=spec.window, chunk_size=spec.chunk_size)
         _flex_call.load()
 
     def forward(
@@ -72,6 +74,7 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
             InvalidInputError: an argument does not fit the layer or the batch.
             UnsupportedOptionError: sinks, slopes or scales that would be dropped.
         """
+        self._check_plan(metadata)
         spec, num_rows = self.spec, metadata.batch.num_tokens
         self._checker.check_tensors(query, output, lse, num_rows)
         self._checker.check_layer(layer, query.device)
@@ -90,6 +93,19 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
         if layer.sinks is not None and own_lse is not None:
             _add_sinks(out, own_lse, layer.sinks)
         return output
+
+    def _check_plan(self, metadata: FlexMetadata) -> None:
+        """Refuse another backend's metadata, and masks that were planned for another layer."""
+        hint = "build it with a FLEX_ATTENTION builder that was given this layer."
+        if not isinstance(metadata, FlexMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata", f"a {type(metadata).__name__}", "a FlexMetadata", hint=hint
+            )
+        planned = metadata.planner.visibility
+        if planned != self._visibility:
+            raise InvalidInputError.for_argument(
+                "metadata", f"planned for {planned}", f"a plan for {self._visibility}", hint=hint
+            )
 
     def _sources(
         self,
