@@ -130,6 +130,18 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (process.returncode, words) == (141, b"")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full device of Linux")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_full_disk_under_stdout_is_said_in_one_line(form: list[str]) -> None:
+    command = [sys.executable, "-m", "attn_cli", "select", "--device", "h200", *MODEL, *form]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "Error: the answer cannot be written (No space left on device).\n"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_ctrl_c_ends_it_with_one_word(install: Callable[..., Path]) -> None:
     source = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"

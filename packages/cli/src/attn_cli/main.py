@@ -6,6 +6,7 @@ that `attn --help` and shell completion answer at once.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -22,7 +23,7 @@ from attn_cli.commands.info import info
 from attn_cli.commands.matrix import matrix
 from attn_cli.commands.select import explain, select
 from attn_cli.commands.verify import verify
-from attn_cli.exit_codes import BROKEN_PIPE, INTERRUPTED
+from attn_cli.exit_codes import BROKEN_PIPE, INTERRUPTED, USAGE
 from attn_cli.failures import CliError, report_usage_error
 from attn_cli.flags import command
 
@@ -98,6 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except BrokenPipeError:
         code = BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _discard_stdout()
+        sys.stderr.write(f"Error: the answer cannot be written ({error.strerror}).\n")
+        code = USAGE
     if code == INTERRUPTED:
         sys.stderr.write("interrupted\n")
     if code == BROKEN_PIPE:
