@@ -17,9 +17,17 @@ from attn_conformance.reference_backend import (
     ReferenceCall,
     ReferenceImpl,
 )
-from attn_shared.capability import Support
+from attn_shared.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+)
+from attn_shared.capability import Capability, DeviceLimit, SizeSet, Support
+from attn_shared.device import Vendor
 from attn_shared.errors import InvalidInputError
 from attn_shared.inventory import Inventory
+from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.reference import ReferenceResult
 from attn_shared.spec import LayerSpec
 
@@ -150,3 +158,94 @@ class Blocks16(ReferenceBackend):
 
 class NotABackend:
     pass
+
+
+class GraphedBuilder(AttentionMetadataBuilder[CommonAttentionMetadata]):
+    """Every batch may be captured: `forward` reads shapes and what lies on the device."""
+
+    @classmethod
+    def get_cudagraph_support(cls, config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        return AttentionCGSupport.ALWAYS
+
+    def build(
+        self, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CommonAttentionMetadata:
+        return common
+
+
+class GraphedImpl(AttentionImpl[CommonAttentionMetadata]):
+    """Attends to everything that a table's width can hold, and masks."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        metadata: CommonAttentionMetadata,
+        output: torch.Tensor | None = None,
+        *,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        starts, lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+        views = self.spec.kv_cache_spec.split(kv_cache)  # type: ignore[union-attr]
+        rows = torch.arange(len(query), device=query.device, dtype=starts.dtype)
+        request = torch.searchsorted(starts[1:], rows, right=True).clamp_max(len(lens) - 1)
+        position = lens[request] - starts[request + 1] + rows
+        size = views.key.shape[1]
+        keys = torch.arange(table.shape[1] * size, device=query.device)  # type: ignore[union-attr]
+        visible = keys <= position.unsqueeze(1)
+        blocks = torch.where(visible, table[request][:, keys // size], 0)  # type: ignore[index]
+        k, v = (
+            torch.where(
+                visible[..., None, None], view[blocks, keys % size].float(), 0
+            ).repeat_interleave(self.spec.queries_per_kv, dim=2)
+            for view in views[:2]
+        )
+        logits = torch.einsum("thd,tkhd->thk", query.float(), k) * self.spec.scale
+        logits = logits.masked_fill(~visible.unsqueeze(1), -torch.inf)
+        weights = logits.softmax(-1).nan_to_num()
+        result = torch.einsum("thk,tkhd->thd", weights, v).to(query.dtype)
+        return result if output is None else output.copy_(result)
+
+
+class Graphed(AttentionBackend):
+    """Plain causal attention that a CUDA graph can hold."""
+
+    name = "GRAPHED"
+    attn_api = ">=1,<2"
+
+    @classmethod
+    def capability(cls, device: Any, inventory: Inventory) -> Capability:
+        return Capability(
+            devices=(DeviceLimit(vendor=Vendor.CPU), DeviceLimit(vendor=Vendor.NVIDIA)),
+            dtypes=frozenset({torch.float32}),
+            head_sizes=SizeSet(),
+            block_sizes=(1,),
+        )
+
+    @staticmethod
+    def get_impl_cls() -> type[GraphedImpl]:
+        return GraphedImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GraphedBuilder]:
+        return GraphedBuilder
+
+
+class StaleBuilder(GraphedBuilder):
+    """Copies the block table, so that a replay reads the one that was captured."""
+
+    def build(
+        self, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CommonAttentionMetadata:
+        return common.with_fields(block_table=common.block_table.clone())  # type: ignore[union-attr]
+
+
+class Stale(Graphed):
+    name = "STALE"
+
+    @staticmethod
+    def get_builder_cls() -> type[GraphedBuilder]:
+        return StaleBuilder

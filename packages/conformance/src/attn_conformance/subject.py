@@ -16,7 +16,7 @@ from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability, Reason, Support
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import PluginError, UnknownNameError
-from attn_shared.inventory import Inventory, probe
+from attn_shared.inventory import Inventory, probe, scan
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig
 
@@ -59,6 +59,8 @@ class Subject:
         """
         place = _place(device)
         facts = selector.device_facts(place)
+        if place.type != "cpu":
+            place = torch.device(place.type, facts.index or 0)  # as tensors name it
         backend, source = _load(name, selector)
         inventory = _probed(backend, facts, selector)
         if backend.vendor_libraries:
@@ -137,8 +139,9 @@ def _load(name: str, selector: Selector) -> tuple[type[AttentionBackend], str]:
 def _probed(backend: type[AttentionBackend], facts: DeviceFacts, selector: Selector) -> Inventory:
     """Return what is installed, each library probed that the capability waits for."""
     inventory = selector.inventory(facts)
+    names = {entry.name for entry in inventory.entries}
+    own = [spec for spec in backend.vendor_specs if spec.name not in names]
+    if own:
+        inventory = Inventory((*inventory.entries, *scan(own).entries))
     wanted = backend.capability(facts, inventory).needs_probe
-    if not wanted:
-        return inventory
-    specs = selector.registry.platform_for(facts.vendor).vendor_specs()
-    return probe(specs, wanted, inventory)
+    return probe([*selector.vendor_specs(facts), *own], wanted, inventory)
