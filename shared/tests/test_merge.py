@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -322,25 +321,14 @@ class TestToNatural:
         assert to_natural(lse, lse_base_on_e=True) is lse
 
 
-def oracle_rows() -> list[dict[str, object]]:
-    """Return rows of combined shards: outputs (N, T, H, D), lses (N, T, H), and the result."""
-    folder = os.environ.get("ATTN_ORACLE_DIR")
-    if not folder:
-        pytest.skip("ATTN_ORACLE_DIR is not set: no recorded merges to compare with")
-    path = Path(folder) / "lse_combine.jsonl"
-    if not path.is_file():
-        pytest.skip(f"{path} does not exist: no recorded merges to compare with")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def numbers(nested: object) -> Tensor:
     """Return a nested list, in which "-inf" stands for itself, as float32."""
     return torch.tensor(json.loads(json.dumps(nested).replace('"-inf"', "-Infinity")))
 
 
 @pytest.mark.parametrize("base_on_e", [True, False])
-def test_recorded_merges(base_on_e: bool) -> None:
-    rows = oracle_rows()
+def test_recorded_merges(base_on_e: bool, oracle: Callable[[str], list[dict[str, object]]]) -> None:
+    rows = oracle("lse_combine")
     assert rows
     for row in rows:
         factor = math.log(2) if row["base"] in (2, "2") else 1.0

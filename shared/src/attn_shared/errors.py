@@ -29,6 +29,7 @@ __all__ = [
     "NoBackendError",
     "PlatformMissingError",
     "PluginError",
+    "StorageError",
     "UnknownNameError",
     "UnsupportedOptionError",
     "VendorMissingError",
@@ -176,6 +177,12 @@ class BackendRejectedError(NoBackendError):
 
 class PlatformMissingError(NoBackendError):
     """No installed package serves the devices of this vendor."""
+
+
+class StorageError(AttnError, OSError):
+    """A folder or file of the user's cannot be written or read."""
+
+    exit_code = 2
 
 
 class CapabilityComparisonError(AttnError, TypeError):

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attn_shared.errors import VendorMissingError
+from attn_shared.errors import StorageError, VendorMissingError
 from attn_shared.settings import Settings
 from attn_transformers.gguf_llama import GGUFLlama
 
@@ -88,23 +88,44 @@ def ensure_model(source: Path, cache: Path, on_progress: OnProgress) -> Converte
         on_progress: told while converting.
 
     Raises:
-        OSError: the folder cannot be written.
+        StorageError: the folder cannot be written, or the disk is full.
         UnsupportedOptionError: the file holds another kind of model.
     """
     size = source.stat().st_size
     folder = cache / f"{MODEL_NAME.lower()}-{size}-v{_FORMAT}"
     if is_whole(folder):
         return ConvertedModel(folder=folder, source=source, was_cached=True)
+    from safetensors import SafetensorError
+
+    try:
+        _convert_into(cache, folder, source, on_progress)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"the demo's model cannot be kept in {cache}: {error}.",
+            hint="name a folder that can be written, with 1 GB free, in ATTN_CACHE_DIR.",
+        ) from error
+    return ConvertedModel(folder=folder, source=source, was_cached=False)
+
+
+def _convert_into(cache: Path, folder: Path, source: Path, on_progress: OnProgress) -> None:
+    """Convert beside the folder, and move the result into place when it is whole."""
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=cache))
     try:
         convert(source, unfinished, on_progress)
         _write_marker(unfinished, source)
+        _let_others_read(unfinished)
         _move_into_place(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return ConvertedModel(folder=folder, source=source, was_cached=False)
+
+
+def _let_others_read(folder: Path) -> None:
+    """A temporary folder is its maker's alone; a cache may be shared."""
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
 
 
 def convert(source: Path, folder: Path, on_progress: OnProgress) -> None:
