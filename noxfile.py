@@ -14,6 +14,7 @@ Rooms, each building its wheels, installing them and running its tests:
     xpu         attn-xpu
     bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
+    full        the torch backends through the conformance suite at full depth; not in `tests`
 
 Over all of them:
 
@@ -40,8 +41,8 @@ from pathlib import Path
 
 import nox
 
-__all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "lint", "packages", "rocm", "shared"]
-__all__ += ["tests", "torch", "typing", "xpu"]
+__all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages", "rocm"]
+__all__ += ["shared", "tests", "torch", "typing", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -118,6 +119,15 @@ def bench(session: nox.Session) -> None:
         arguments = ["--backend", "TORCH_SDPA", "--peer", "torch.sdpa_gathered", "--rounds", "5"]
         arguments += ["--output", f"{kept}.json", "--plot", f"{kept}.svg"]
     session.run("python", "-m", "attn_cli", "bench", *arguments, env=QUIET_WAIT)
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """The torch backends through the suite at full depth; slow, and outside `tests`."""
+    install(session, *DISTS)
+    for backend in ("TORCH_SDPA", "FLEX_ATTENTION"):
+        verify = ("python", "-m", "attn_cli", "verify", backend, "--depth", "full")
+        session.run(*verify, *session.posargs, env=QUIET_WAIT)
 
 
 @nox.session
