@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,6 +56,18 @@ def test_the_answer_is_finite_where_rows_hold_tokens() -> None:
     assert exact.output.dtype is torch.float64
     assert bool(exact.output[:6].isfinite().all())
     assert bool(eager.output[:6].isfinite().all())
+
+
+@pytest.mark.parametrize("fields", [{"layout": "HND"}, {"block_padding": 8, "has_sinks": True}])
+def test_in_host_memory_it_is_the_same_batch(fields: dict[str, Any]) -> None:
+    batch = make_batch(CASE.with_fields(**fields))
+    host = batch.on_host()
+    assert batch.kv_cache is not None
+    assert host.kv_cache is not None
+    assert host.kv_cache.stride() == batch.kv_cache.stride()
+    ours, theirs = batch.expected()[0], host.expected()[0]
+    assert torch.equal(ours.output[:6], theirs.output[:6])
+    assert torch.equal(ours.lse[:, :6], theirs.lse[:, :6])
 
 
 def test_one_key_is_its_own_answer() -> None:

@@ -13,7 +13,7 @@ from attn_conformance.case import Case
 from attn_shared.kv_cache import AttentionSpec, KVViews, spec_for
 from attn_shared.kv_write import write_kv
 
-__all__ = ["Entries", "cache_spec", "differing_blocks", "filled_cache", "raw_bytes"]
+__all__ = ["Entries", "cache_spec", "differing_blocks", "filled_cache", "host_cache", "raw_bytes"]
 
 _LARGE_SCALE = 1e30  # of an entry that nobody may read, in a cache with scales of its own
 _WHOLE_BYTES = 2**26  # caches up to this size are compared byte for byte
@@ -164,6 +164,13 @@ def differing_blocks(actual: Tensor, expected: Tensor, placement: Placement) -> 
 
 def _as_bytes(block: Tensor) -> Tensor:
     return block.contiguous().view(torch.uint8)
+
+
+def host_cache(kv_cache: Tensor) -> Tensor:
+    """Return a copy in host memory, with the same strides."""
+    copied = raw_bytes(kv_cache).cpu()
+    flat = torch.empty(0, dtype=kv_cache.dtype).set_(copied.untyped_storage())
+    return flat.as_strided(kv_cache.shape, kv_cache.stride(), kv_cache.storage_offset())
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attn_conformance._caches import Entries, cache_spec, filled_cache
+from attn_conformance._caches import Entries, cache_spec, filled_cache, host_cache
 from attn_conformance._tables import Placement, place
 from attn_conformance.case import Case, Scale
 from attn_shared import reference
@@ -29,6 +29,7 @@ from attn_shared.spec import LayerSpec
 __all__ = ["Batch", "Layer", "describe", "make_batch"]
 
 _VALUE_MEAN = 1.0  # so that an error in the denominator does not average out over values
+_KNOW_FLOAT64 = ("cpu", "cuda")  # elsewhere the reference computes in host memory
 _DECODED = 3  # tokens that a cross-attending decoder has seen before this step
 
 
@@ -91,6 +92,8 @@ class Batch:
         Args:
             reads_fresh_kv: the step's new tokens are read as they are handed over, not as stored.
         """
+        if self.device.type not in _KNOW_FLOAT64:
+            return self.on_host().expected(reads_fresh_kv=reads_fresh_kv)
         if self.case.is_cache_free:
             return self._expected_cache_free()
         if self.written_cache is None or not isinstance(self.spec.kv_cache_spec, AttentionSpec):
@@ -102,6 +105,24 @@ class Batch:
         return (
             reference.paged_attention(*tensors, self.options, **arguments),
             eager_attention(*tensors, self.options, **arguments),
+        )
+
+    def on_host(self) -> Batch:
+        """Return the batch with all tensors in host memory, strides kept."""
+        layer = {item.name: _to_host(getattr(self.layer, item.name)) for item in fields(Layer)}
+        common = {
+            item.name: _to_host(getattr(self.common, item.name)) for item in fields(self.common)
+        }
+        return replace(
+            self,
+            device=torch.device("cpu"),
+            layer=Layer(**layer),
+            common=self.common.with_fields(**common),
+            query=_to_host(self.query),
+            key=_to_host(self.key),
+            value=_to_host(self.value),
+            kv_cache=None if self.kv_cache is None else host_cache(self.kv_cache),
+            written_cache=None if self.written_cache is None else host_cache(self.written_cache),
         )
 
     def _reference_arguments(self, reads_fresh_kv: bool) -> dict[str, Any]:
@@ -135,6 +156,10 @@ class Batch:
             reference.varlen_attention(*tensors, self.options, causal=False, **starts),
             eager_varlen_attention(*tensors, self.options, causal=False, **starts),
         )
+
+
+def _to_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def make_batch(

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attn_conformance._layer_checks import check_call, check_layer, check_step
 from attn_shared import reference
 from attn_shared.backend import (
     AttentionBackend,
@@ -23,6 +22,7 @@ from attn_shared.backend import (
     AttentionLayer,
     AttentionMetadataBuilder,
 )
+from attn_shared.call_checks import CallChecker
 from attn_shared.capability import (
     Capability,
     DeviceLimit,
@@ -32,7 +32,6 @@ from attn_shared.capability import (
     SizeSet,
     Support,
 )
-from attn_shared.cascade import check_cascade
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, KVCacheLayout
 from attn_shared.inventory import Inventory
@@ -40,6 +39,7 @@ from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, KVViews
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.reference import AttentionOptions, ReferenceResult
 from attn_shared.request import AttentionRequest, AttentionType
+from attn_shared.served import require_batch_served, require_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 
 __all__ = [
@@ -133,10 +133,8 @@ class ReferenceBuilder(AttentionMetadataBuilder[ReferenceMetadata]):
 
     def check(self, common_prefix_len: int, common: CommonAttentionMetadata) -> None:
         """Refuse a batch that is not served, and a prefix that nobody may treat as shared."""
-        check_step(self.backend.name, self.backend.served, self.layer, common)
-        if common_prefix_len:
-            size = 1 if self.kv_cache_spec is None else self.kv_cache_spec.block_size
-            check_cascade(common, common_prefix_len, block_size=size)
+        name, served = self.backend.name, self.backend.served
+        require_batch_served(name, served, self.layer, common, common_prefix_len)
 
     def update_block_table(
         self, metadata: ReferenceMetadata, block_table: Tensor, slot_mapping: Tensor
@@ -173,6 +171,7 @@ class ReferenceImpl(AttentionImpl[ReferenceMetadata]):
         """Refuse a layer that the capability does not serve."""
         super().__init__(spec)
         self.check_layer(spec)
+        self.checker = CallChecker(spec)
 
     def forward(
         self,
@@ -197,21 +196,22 @@ class ReferenceImpl(AttentionImpl[ReferenceMetadata]):
 
     def check_layer(self, spec: LayerSpec) -> None:
         """Refuse a layer that is not served."""
-        check_layer(self.backend.name, self.backend.served, spec)
+        require_served(self.backend.name, self.backend.served, spec)
 
     def check_call(self, call: ReferenceCall, output: Tensor | None, lse: Tensor | None) -> None:
         """Refuse tensors that do not fit the layer."""
-        check_call(
-            self.spec,
-            call.layer,
-            query=call.query,
-            key=call.key,
-            value=call.value,
-            kv_cache=call.kv_cache,
-            common=call.common,
-            output=output,
-            lse=lse,
-        )
+        checker, common = self.checker, call.common
+        device = common.query_start_loc.device
+        checker.check_tensors(call.query, output, lse, common.num_actual_tokens, device)
+        checker.check_layer(call.layer, device)
+        if self.spec.attn_type in (AttentionType.ENCODER, AttentionType.ENCODER_ONLY):
+            starts = common.key_start_loc_cpu
+            starts = common.query_start_loc_cpu if starts is None else starts
+            checker.check_keys(call.key, call.value, call.kv_cache, device, int(starts[-1]))
+        else:
+            kv_cache, cache_spec = checker.check_cache(call.kv_cache, device)
+            cache_spec.check(kv_cache)
+            checker.check_written_keys(call.key, call.value, device)
 
     def attend(self, call: ReferenceCall) -> ReferenceResult:
         """Return the answer in float64: from the cache, or from the keys of the call."""
