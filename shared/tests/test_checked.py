@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_shared.checked import check_metadata
+from attn_shared.checked import blocks_needed, check_metadata
 from attn_shared.errors import MetadataError
 from attn_shared.kv_cache import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
@@ -16,6 +16,7 @@ SPEC = FullAttentionSpec(
     block_size=4, num_kv_heads=1, head_size=8, head_size_v=8, dtype=torch.float32
 )
 NUM_BLOCKS = 10
+LONG = torch.tensor([4])
 
 
 def i32(*values: int) -> torch.Tensor:
@@ -56,7 +57,7 @@ class TestAccepts:
             {"max_query_len": 7, "max_seq_len": 99},  # bounds may be loose
             {"seq_lens_cpu": i32(6, 2, 3, 0), "seq_lens_cpu_is_exact": False},
             {"seq_lens_cpu": None},
-            {"slot_mapping": torch.tensor([-1, -1, -1, -1, -1, 39])},
+            {"slot_mapping": torch.tensor([-1, -1, -1, -1, -1, 18])},
             {"slot_mapping": torch.tensor([7, 8, 12, 16, 17, 18, -1, -1])},  # padded for a graph
             {"slot_mapping": None},
             {"block_table": None, "slot_mapping": None},
@@ -118,7 +119,7 @@ class TestRefuses:
                 r"query_start_loc\[0\] is 1; allowed: 0, where the first request begins",
             ),
             (
-                {"query_start_loc_cpu": i32(0, 2, 1, 6, 6)},
+                {"query_start_loc_cpu": i32(0, 2, 1, 6, 6), "max_query_len": 5},
                 r"query_start_loc\[2\] is 1; allowed: at least 2, the entry before it",
             ),
             (
@@ -193,6 +194,18 @@ class TestRefuses:
                 r"slot_mapping\[2\] is -2; allowed: 0 to 39",
             ),
             (
+                {"slot_mapping": torch.tensor([7, 8, 12, 16, 18, 18])},
+                r"slot_mapping\[5\] is 18; allowed: a slot that no earlier token writes",
+            ),
+            (
+                {"slot_mapping": torch.tensor([7, 8, 12, 16, 17, 18, 30])},
+                r"slot_mapping\[6\] is 30; allowed: -1: row 6 of query is padding",
+            ),
+            (
+                {"slot_mapping": torch.tensor([7, 8, 20, 16, 17, 18])},
+                r"slot_mapping\[2\] is 20; allowed: 12, where block_table .* in blocks of 4, or -1",
+            ),
+            (
                 {"slot_mapping": torch.tensor([7, 8, -1, 16, -1, 8])},
                 r"slot_mapping\[5\] is 8; allowed: a slot that no earlier token writes",
             ),
@@ -223,8 +236,54 @@ class TestRefuses:
             check_metadata(batch(slot_mapping=torch.tensor([7, 8, -5, 16, 17, 18])))
 
 
+def test_slots_of_another_block_size_are_found_by_the_table() -> None:
+    table = torch.tensor([[1, 2]])
+    made_for_two = CommonAttentionMetadata.from_lengths(
+        query_lens=[3],
+        seq_lens=[3],
+        block_table=table,
+        # Blocks of 2 put positions 0 to 2 at slots 2, 3 and 4; blocks of 4 at 4, 5 and 6.
+        slot_mapping=torch.tensor([2, 3, 4]),
+    )
+    with pytest.raises(MetadataError, match=r"slot_mapping\[0\] is 2; allowed: 4, where"):
+        check(made_for_two)
+
+
+def test_a_padded_row_has_no_place_to_write_to() -> None:
+    padded = CommonAttentionMetadata.from_lengths(
+        query_lens=[1], seq_lens=[0], block_table=torch.tensor([[1]]), slot_mapping=LONG[:1]
+    )
+    with pytest.raises(MetadataError, match=r"slot_mapping\[0\] is 4; allowed: -1"):
+        check(padded)
+
+
+def test_a_negative_block_is_refused_whatever_the_cache() -> None:
+    wrong = batch(block_table=i32(1, -7, 3, 0, 4, 0, 0, 0).view(4, 2))
+    with pytest.raises(MetadataError, match=r"block_table\[0, 1\] is -7; allowed: >= 0"):
+        check_metadata(wrong, spec=SPEC)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 5),  # block 4 holds request 2; what is not read does not count
+        ({"slot_mapping": None}, 5),
+        ({"block_table": None}, 5),  # slot 18 is in block 4
+        ({"block_table": None, "slot_mapping": torch.tensor([-1] * 6)}, 0),
+        ({"encoder_seq_lens": i32(5, 1, 0, 0)}, 5),  # block 3, and slots up to 18
+        ({"slot_mapping": torch.tensor([39] * 6)}, 10),
+    ],
+)
+def test_blocks_that_a_cache_must_have(changes: dict[str, Any], expected: int) -> None:
+    assert blocks_needed(batch(**changes), SPEC) == expected
+
+
+def test_a_cache_without_blocks_needs_none() -> None:
+    assert blocks_needed(batch(), None) is None
+
+
 def test_off_during_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = batch(max_seq_len=0)
+    broken = batch(max_seq_len=0, seq_lens_cpu=None)
     monkeypatch.setattr(torch.cpu, "is_current_stream_capturing", lambda: True, raising=False)
     check(broken)
     monkeypatch.setattr(torch.cpu, "is_current_stream_capturing", lambda: False, raising=False)

@@ -111,7 +111,7 @@ class TestRefusals:
                 r"seq_lens\[0\] is 1; allowed: 2 \(the query length\) to 6",
             ),
             (
-                {"seq_lens_cpu": torch.tensor([7], dtype=torch.int32)},
+                {"seq_lens_cpu": torch.tensor([7], dtype=torch.int32), "max_seq_len": 7},
                 r"seq_lens\[0\] is 7; allowed: .* to 6 \(the table's row\)",
             ),
         ],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_shared.errors import MetadataError
+from attn_shared.errors import MetadataError, UnknownNameError
 from attn_shared.metadata import CommonAttentionMetadata
 
 
@@ -250,6 +250,51 @@ class TestShapes:
         with pytest.raises(MetadataError, match=message):
             valid(**{name: value})
 
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                {"num_actual_tokens": 2},
+                r"num_actual_tokens is 2; allowed: query_start_loc\[-1\] = 3",
+            ),
+            ({"max_query_len": 1}, "max_query_len is 1; allowed: at least 2, .* of request 0"),
+            ({"max_seq_len": 4}, "max_seq_len is 4; allowed: at least 5, the seq_len of request 0"),
+            (
+                {"slot_mapping": torch.tensor([7, 8])},
+                "slot_mapping length is 2; allowed: at least 3, one per query token",
+            ),
+            ({"positions": torch.tensor([1, 2])}, "positions length is 2; allowed: at least 3"),
+        ],
+    )
+    def test_counts_that_the_host_knows_better(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(MetadataError, match=message):
+            valid(**changes)
+
+    def test_an_upper_bound_may_exceed_max_seq_len(self) -> None:
+        loose = valid(seq_lens_cpu=i32(9, 9), seq_lens_cpu_is_exact=False)
+        assert loose.max_seq_len == 5
+
+    def test_the_encoders_slots_are_counted_by_the_encoder(self) -> None:
+        cross = valid(encoder_seq_lens=i32(1, 1), slot_mapping=torch.tensor([4, 12]))
+        assert cross.slot_mapping is not None
+        assert cross.slot_mapping.tolist() == [4, 12]
+
+    @pytest.mark.parametrize(
+        ("ranges", "message"),
+        [
+            ([(0, 1)], r"mm_prefix_ranges is \[\(0, 1\)\]; allowed: a mapping of requests"),
+            (None, "mm_prefix_ranges is None; allowed: a mapping"),
+            ({"0": [(0, 1)]}, "mm_prefix_ranges key is '0'; allowed: a request, an integer"),
+            ({0: (0, 1)}, r"mm_prefix_ranges\[0\]\[0\] is 0; allowed: a pair \(start, end\)"),
+            ({0: [(3,)]}, r"mm_prefix_ranges\[0\]\[0\] is \(3,\); allowed: a pair"),
+            ({0: [(0, 1), (0, 1.5)]}, r"mm_prefix_ranges\[0\]\[1\] is \(0, 1.5\)"),
+            ({1: 3}, r"mm_prefix_ranges\[1\] is 3; allowed: a sequence of pairs"),
+        ],
+    )
+    def test_malformed_multimodal_ranges(self, ranges: Any, message: str) -> None:
+        with pytest.raises(MetadataError, match=message):
+            valid(mm_prefix_ranges=ranges)
+
     def test_places(self) -> None:
         with pytest.raises(MetadataError, match="seq_lens_cpu device is meta; allowed: cpu"):
             valid(seq_lens_cpu=torch.zeros(2, dtype=torch.int32, device="meta"))
@@ -294,6 +339,10 @@ class TestFromLengthsRefuses:
             ({"block_table": torch.tensor([[0.5, 1], [2, 3]])}, "block_table dtype is"),
             ({"block_table": [[0, 1], [2, 3]]}, "allowed: a tensor of int32 or int64"),
             ({"block_size": 16.0}, "block_size is 16.0; allowed: an integer >= 1"),
+            ({"seq_lens": None}, "seq_lens is None; allowed: a sequence of integers"),
+            ({"query_lens": 3}, "query_lens is 3; allowed: a sequence of integers"),
+            ({"device": "bogus"}, "device is 'bogus'; allowed: a torch device"),
+            ({"device": None}, "device is None; allowed: a torch device"),
         ],
     )
     def test_it(self, changes: dict[str, Any], words: str) -> None:
@@ -301,6 +350,11 @@ class TestFromLengthsRefuses:
         plain = {"query_lens": [1, 5], "seq_lens": [20, 5], "block_table": table, "block_size": 16}
         with pytest.raises(MetadataError, match=words):
             CommonAttentionMetadata.from_lengths(**{**plain, **changes})
+
+
+def test_an_option_that_is_no_field_is_named() -> None:
+    with pytest.raises(UnknownNameError, match=r"'cuasal'; .* did you mean 'causal'"):
+        CommonAttentionMetadata.from_lengths(query_lens=[1], seq_lens=[1], cuasal=False)
 
 
 @pytest.mark.parametrize(

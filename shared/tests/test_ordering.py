@@ -52,6 +52,23 @@ def test_every_field_moves_with_its_request() -> None:
     assert moved.mm_prefix_ranges == {1: [(4, 5)], 2: [(0, 1)]}
 
 
+def test_the_slots_of_encoder_tokens_stay_where_they_are() -> None:
+    lens = torch.tensor([2, 1], dtype=torch.int32)
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=[2, 1],
+        seq_lens=[2, 4],
+        block_table=torch.tensor([[3], [5]]),
+        encoder_seq_lens=lens,
+        encoder_seq_lens_cpu=lens,
+        slot_mapping=torch.tensor([12, 13, 20]),
+    )
+    moved, _ = permuted(common, [1, 0])
+    assert moved.slot_mapping is not None
+    assert moved.slot_mapping.tolist() == [12, 13, 20]
+    assert moved.encoder_seq_lens is not None
+    assert moved.encoder_seq_lens.tolist() == [1, 2]
+
+
 def test_an_ordered_batch_is_left_alone() -> None:
     common = CommonAttentionMetadata.from_lengths(query_lens=[1, 5], seq_lens=[4, 5])
     assert ordered(common, 1) == (common, None)

@@ -160,6 +160,12 @@ def mla(**options: Any) -> AttentionRequest:
     return request(**{"mla": MLADims(), "num_kv_heads": 1, "head_size": 576, **options})
 
 
+@pytest.mark.parametrize("dims", [True, 576, {"kv_lora_rank": 512}])
+def test_mla_is_given_as_widths(dims: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"mla=.* allowed: MLADims, or None"):
+        request(mla=dims)
+
+
 def test_mla_widths_of_deepseek() -> None:
     dims = MLADims()
     assert (dims.kv_lora_rank, dims.qk_rope_head_dim, dims.latent_size) == (512, 64, 576)

@@ -10,10 +10,10 @@ import torch
 
 from attn_shared.errors import MetadataError
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
-from attn_shared.kv_write import PAD_SLOT_ID
+from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
 from attn_shared.metadata import CommonAttentionMetadata
 
-__all__ = ["check_metadata"]
+__all__ = ["blocks_needed", "check_metadata"]
 
 
 def check_metadata(
@@ -28,8 +28,9 @@ def check_metadata(
 
     Args:
         common: the batch.
-        spec: the cache's format; with it the width of the block table is checked, and with
-            `num_blocks` every block id that will be read and every slot that will be written.
+        spec: the cache's format; with it the width of the block table is checked, and that each
+            slot is where the table has its token; with `num_blocks` every block id that will be
+            read and every slot that will be written.
         num_blocks: blocks of the cache.
 
     Raises:
@@ -41,15 +42,48 @@ def check_metadata(
     if common.key_start_loc_cpu is not None:
         _check_offsets("key_start_loc", common.key_start_loc_cpu)
     _check_mirrors(common)
-    _check_counts(common)
+    _check_max_seq_len(common)
     _check_lengths(common)
     _check_ranges(common)
-    block_size = spec.block_size if isinstance(spec, AttentionSpec | MLAAttentionSpec) else None
+    block_size = _block_size_of(spec)
     if common.block_table is not None and block_size is not None:
         _check_table(common.block_table.cpu(), _lens_read(common).cpu(), block_size, num_blocks)
     if common.slot_mapping is not None:
         num_slots = None if block_size is None or num_blocks is None else num_blocks * block_size
         _check_slots(common.slot_mapping.cpu(), num_slots)
+        if not _has_other_slots(common):
+            _check_places(common, common.slot_mapping.cpu(), block_size)
+
+
+def blocks_needed(common: CommonAttentionMetadata, spec: KVCacheSpec | None) -> int | None:
+    """Return how many blocks a cache must have for a batch: its largest block id or slot's, plus 1.
+
+    Synchronises the device. None while a graph is recorded, and for a cache without blocks.
+
+    Args:
+        common: the batch, which `check_metadata` accepted.
+        spec: the cache's format.
+    """
+    block_size = _block_size_of(spec)
+    if block_size is None or _is_capturing(common.query_start_loc.device):
+        return None
+    most = -1
+    if common.block_table is not None and common.block_table.numel():
+        table = common.block_table.cpu()
+        is_read = _is_read(table, _lens_read(common).cpu(), block_size)
+        most = int(table.masked_fill(~is_read, -1).max())
+    if common.slot_mapping is not None and len(common.slot_mapping):
+        most = max(most, int(common.slot_mapping.max()) // block_size)
+    return most + 1
+
+
+def _block_size_of(spec: KVCacheSpec | None) -> int | None:
+    return spec.block_size if isinstance(spec, AttentionSpec | MLAAttentionSpec) else None
+
+
+def _has_other_slots(common: CommonAttentionMetadata) -> bool:
+    """Whether slots are not those of the query's tokens: the encoder's, or a rank's own."""
+    return common.encoder_seq_lens is not None or common.dcp_local_seq_lens is not None
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -111,28 +145,15 @@ def _check_mirror(
     _refuse_where(is_bad, f"{name}_cpu", mirror, allowed, source)
 
 
-def _check_counts(common: CommonAttentionMetadata) -> None:
-    num_tokens = int(common.query_start_loc_cpu[-1])
-    if common.num_actual_tokens != num_tokens:
-        raise MetadataError.for_argument(
-            "num_actual_tokens", common.num_actual_tokens, f"query_start_loc[-1] = {num_tokens}"
-        )
-    _check_bound("max_query_len", common.max_query_len, common.query_lens_cpu, "query length")
-    _check_bound("max_seq_len", common.max_seq_len, common.seq_lens.cpu(), "seq_len")
-    is_cross = common.encoder_seq_lens is not None
-    for name in ("slot_mapping", "positions"):
-        tensor = getattr(common, name)
-        if tensor is not None and len(tensor) < num_tokens and not (is_cross and name[0] == "s"):
-            raise MetadataError.for_argument(
-                f"{name} length", len(tensor), f"at least {num_tokens}, one per query token"
-            )
-
-
-def _check_bound(name: str, bound: int, lens: torch.Tensor, noun: str) -> None:
-    if len(lens) and bound < int(lens.max()):
+def _check_max_seq_len(common: CommonAttentionMetadata) -> None:
+    """Hold the bound to the device's lengths, of which the host may know nothing."""
+    lens = common.seq_lens.cpu()
+    if len(lens) and common.max_seq_len < int(lens.max()):
         row = int(lens.argmax())
         raise MetadataError.for_argument(
-            name, bound, f"at least {int(lens[row])}, the {noun} of request {row}"
+            "max_seq_len",
+            common.max_seq_len,
+            f"at least {int(lens[row])}, the seq_len of request {row}",
         )
 
 
@@ -184,12 +205,41 @@ def _check_table(
     most = torch.full_like(lens, width * block_size)
     allowed = f"at most {{limit}}: block_table has {width} blocks of {block_size} per row"
     _refuse_where(lens > most, "seq_lens", lens, allowed, most)
+    is_read = _is_read(table, lens, block_size)
     if num_blocks is None:
+        _refuse_where(is_read & (table < 0), "block_table", table, ">= 0, a block of the cache")
         return
-    num_read = (lens + block_size - 1) // block_size
-    is_read = torch.arange(width) < num_read.unsqueeze(1)
     is_bad = is_read & ((table < 0) | (table >= num_blocks))
     _refuse_where(is_bad, "block_table", table, f"0 to {num_blocks - 1}, a block of the cache")
+
+
+def _is_read(table: torch.Tensor, lens: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Return (B, M) bool: which entries of the table hold keys of their request."""
+    num_read = (lens + block_size - 1) // block_size
+    return torch.arange(table.shape[1]) < num_read.unsqueeze(1)
+
+
+def _check_places(
+    common: CommonAttentionMetadata, slots: torch.Tensor, block_size: int | None
+) -> None:
+    """Refuse a slot where the table does not look for its token, and one of a padding row."""
+    num_tokens = common.num_actual_tokens
+    rows = torch.arange(len(slots))
+    allowed = f"{PAD_SLOT_ID}: row {{limit}} of query is padding"
+    is_bad = (rows >= num_tokens) & (slots != PAD_SLOT_ID)
+    _refuse_where(is_bad, "slot_mapping", slots, allowed, rows)
+    if common.block_table is None or block_size is None or not common.block_table.shape[1]:
+        return
+    places = slot_mapping_for(
+        common.block_table.cpu(), common.query_start_loc_cpu, common.seq_lens.cpu(), block_size
+    )
+    slots = slots[:num_tokens]
+    allowed = (
+        f"{{limit}}, where block_table has the token's position in blocks of {block_size}, "
+        f"or {PAD_SLOT_ID} for a token that is not written"
+    )
+    is_bad = (slots != PAD_SLOT_ID) & (slots != places)
+    _refuse_where(is_bad, "slot_mapping", slots, allowed, places)
 
 
 def _check_slots(slots: torch.Tensor, num_slots: int | None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, SupportsIndex
 
 import torch
 
-from attn_shared.errors import MetadataError
+from attn_shared.errors import MetadataError, UnknownNameError
 from attn_shared.kv_write import slot_mapping_for
 
 __all__ = ["CommonAttentionMetadata", "MMPrefixRanges"]
@@ -20,6 +20,7 @@ see each other in both directions."""
 
 _INT32_LIMIT = 2**31
 _NO_RANGES: MMPrefixRanges = MappingProxyType({})
+_DEVICES = "a torch device, such as 'cpu' or 'cuda:0'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +41,8 @@ class CommonAttentionMetadata:
         block_table: (B, M) int32 on the device, None for cache-free calls; entries past
             ceil(seq_len / block_size) are never read.
         slot_mapping: (T,) int64 on the device, -1 where nothing is written; None if nothing is.
-            In cross-attention it has an entry per encoder token that is written.
+            Entries past T belong to padding rows of query and are -1. In cross-attention it has an
+            entry per encoder token that is written.
         block_size: tokens per block that the table and slots were made for, where it is known; a
             layer whose cache has another refuses the batch.
         causal: True, False, or a (B,) bool tensor on the device.
@@ -85,7 +87,8 @@ class CommonAttentionMetadata:
     def __post_init__(self) -> None:
         """Refuse tensors whose shapes, dtypes or places contradict each other.
 
-        Only shapes are looked at; contents are validated by `attn_shared.checked.check_metadata`.
+        Of contents only the host's counts are looked at, which costs no synchronisation; the rest
+        is validated by `attn_shared.checked.check_metadata`.
 
         Raises:
             MetadataError: names the argument, its value and what is allowed.
@@ -105,6 +108,9 @@ class CommonAttentionMetadata:
         self._check_causal()
         self._check_mirrored("key_start_loc")
         self._check_places()
+        self._check_counts()
+        if self.mm_prefix_ranges is not _NO_RANGES:
+            _check_ranges(self.mm_prefix_ranges)
 
     def _check(
         self,
@@ -163,6 +169,26 @@ class CommonAttentionMetadata:
                     f"{name} device", tensor.device, f"{device}, where query_start_loc is"
                 )
 
+    def _check_counts(self) -> None:
+        """Hold the counts to what the host knows of the lengths."""
+        starts = self.query_start_loc_cpu
+        num_tokens = int(starts[-1])
+        if self.num_actual_tokens != num_tokens:
+            raise MetadataError.for_argument(
+                "num_actual_tokens", self.num_actual_tokens, f"query_start_loc[-1] = {num_tokens}"
+            )
+        _check_bound("max_query_len", self.max_query_len, starts.diff(), "query length")
+        if self.seq_lens_cpu is not None and self.seq_lens_cpu_is_exact:
+            _check_bound("max_seq_len", self.max_seq_len, self.seq_lens_cpu, "seq_len")
+        per_token = {"positions": self.positions}
+        if self.encoder_seq_lens is None and self.encoder_seq_lens_cpu is None:
+            per_token["slot_mapping"] = self.slot_mapping
+        for name, tensor in per_token.items():
+            if tensor is not None and len(tensor) < num_tokens:
+                raise MetadataError.for_argument(
+                    f"{name} length", len(tensor), f"at least {num_tokens}, one per query token"
+                )
+
     @classmethod
     def from_lengths(
         cls,
@@ -187,14 +213,18 @@ class CommonAttentionMetadata:
             options: further fields.
 
         Raises:
-            MetadataError: lengths contradict each other or do not fit the table.
+            MetadataError: lengths contradict each other or do not fit the table, or there is no
+                such device.
+            UnknownNameError: an option is no field.
         """
+        _check_options(options)
+        device = _device_of(device)
+        _check_whole("query_lens", query_lens)
+        _check_whole("seq_lens", seq_lens)
         if len(query_lens) != len(seq_lens):
             raise MetadataError.for_argument(
                 "seq_lens length", len(seq_lens), f"{len(query_lens)}, one per query length"
             )
-        _check_whole("query_lens", query_lens)
-        _check_whole("seq_lens", seq_lens)
         starts = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
         starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
         lens = torch.tensor(seq_lens, dtype=torch.int32)
@@ -285,8 +315,61 @@ def _check_at_most(name: str, value: int, limit: int) -> None:
         raise MetadataError.for_argument(name, value, f"0 to {limit}, the size of this batch")
 
 
+def _check_bound(name: str, bound: int, lens: torch.Tensor, noun: str) -> None:
+    if len(lens) and bound < (longest := int(lens.max())):
+        raise MetadataError.for_argument(
+            name, bound, f"at least {longest}, the {noun} of request {int(lens.argmax())}"
+        )
+
+
+def _check_ranges(ranges: object) -> None:
+    """Refuse what is no mapping of requests to pairs; the pairs themselves are for checked mode."""
+    if not isinstance(ranges, Mapping):
+        raise MetadataError.for_argument(
+            "mm_prefix_ranges", repr(ranges), "a mapping of requests to sequences of (start, end)"
+        )
+    for request, own in ranges.items():
+        name = f"mm_prefix_ranges[{request!r}]"
+        if not _is_whole(request):
+            raise MetadataError.for_argument(
+                "mm_prefix_ranges key", repr(request), "a request, an integer"
+            )
+        if not isinstance(own, list | tuple):
+            raise MetadataError.for_argument(name, repr(own), "a sequence of pairs (start, end)")
+        for index, pair in enumerate(own):
+            is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+            if not is_pair or not all(map(_is_whole, pair)):
+                raise MetadataError.for_argument(
+                    f"{name}[{index}]",
+                    repr(pair),
+                    "a pair (start, end) of positions, both integers",
+                )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    names = [field.name for field in fields(CommonAttentionMetadata)]
+    for name in options:
+        if name not in names:
+            raise UnknownNameError.for_name("field of CommonAttentionMetadata", name, names)
+
+
+def _device_of(device: object) -> torch.device:
+    try:
+        if isinstance(device, str | torch.device):
+            return torch.device(device)
+    except RuntimeError as error:
+        raise MetadataError.for_argument("device", repr(device), _DEVICES) from error
+    raise MetadataError.for_argument("device", repr(device), _DEVICES)
+
+
 def _check_whole(name: str, lens: Sequence[int]) -> None:
     """Refuse lengths that int32 would silently change."""
+    if isinstance(lens, str) or not hasattr(lens, "__len__") or not hasattr(lens, "__getitem__"):
+        raise MetadataError.for_argument(name, repr(lens), "a sequence of integers")
     for index, length in enumerate(lens):
         if not isinstance(length, SupportsIndex) or not -_INT32_LIMIT <= int(length) < _INT32_LIMIT:
             raise MetadataError.for_argument(f"{name}[{index}]", repr(length), "a 32-bit integer")

@@ -69,16 +69,18 @@ def permuted(
 ) -> tuple[CommonAttentionMetadata, torch.Tensor]:
     """Return the batch with request order[i] in place i, and the order of its query rows.
 
-    Every field moves with its request; none is dropped.
+    Every field moves with its request; none is dropped. The slots of cross-attention belong to
+    encoder tokens, which stay where they are.
     """
     index = torch.tensor(order, dtype=torch.int64)
     starts = common.query_start_loc_cpu.tolist()
     rows = [row for b in order for row in range(starts[b], starts[b + 1])]
     token_order = torch.tensor(rows, dtype=torch.int64)
     changes: dict[str, Any] = {}
+    is_cross = common.encoder_seq_lens is not None
     for name in (*_PER_REQUEST, *_PER_TOKEN):
         value = getattr(common, name)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not (is_cross and name == "slot_mapping"):
             moved = index if name in _PER_REQUEST else token_order
             changes[name] = value[moved.to(value.device)]
     for name in ("query_start_loc", "key_start_loc"):

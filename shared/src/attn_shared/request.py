@@ -177,6 +177,8 @@ class AttentionRequest(CachedHash):
         self._accept_names()
         self._check_heads()
         if self.mla is not None:
+            if not isinstance(self.mla, MLADims):
+                raise InvalidRequestError.for_field("mla", self.mla, "MLADims, or None")
             self._check_mla(self.mla)
         if self.index_topk is not None and not self.use_sparse:
             raise InvalidRequestError.for_field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
@@ -66,7 +67,8 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         """Refuse what no request can have refused before: the scale and the places in groups."""
-        if isinstance(self.scale, torch.Tensor) or not math.isfinite(self.scale):
+        is_number = isinstance(self.scale, Real) and not isinstance(self.scale, bool)
+        if not is_number or not math.isfinite(self.scale):
             raise InvalidRequestError.for_field("scale", self.scale, "a finite number")
         require_positive("dcp_interleave", self.dcp_interleave)
         for name, rank, size in (
