@@ -76,8 +76,9 @@ def test_what_is_written_on_it() -> None:
         "  109 GFLOP/s",
         "0.62",
         "3.00",
-        "limit: 32.0 GB/s, 1.60 TFLOP/s",
-        "limit: 32.0 GB/s",
+        # 27.3 / 0.85 and 0.109 / 0.07; halfway from there to 27.3 / 0.1 and 0.109 / 0.9
+        "limit: about 32.1 GB/s, 1.56 TFLOP/s",
+        "limit: about 153 GB/s, 839 GFLOP/s",
     }
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attn_bench.results import Cell, Limits, Results
+from attn_bench.medians import median
+from attn_bench.results import Cell, Results
 from attn_bench.tables import headline, rate_words
 from attn_bench.units import figures, flops, ratio_words
 from attn_shared.errors import InvalidInputError, VendorMissingError
@@ -154,7 +155,7 @@ def _drawn(results: Results, make: Any) -> Figure:
     for panel, height in zip(panels, heights, strict=True):
         figure.text(0.02, (top - 0.22) / total, panel.title, fontsize=9, fontweight="bold")
         axes = _axes_of(figure, columns, top / total, height / total, height)
-        _draw_rates(axes[0], panel, _limit_words(results.limits, panel))
+        _draw_rates(axes[0], panel, _limit_words(panel))
         if peers:
             _draw_ratios(axes[1], panel, peers, _ratio_range(results.cells))
         top -= height
@@ -185,12 +186,12 @@ def _prepare(axes: Axes, rows: Sequence[_Row], *, with_names: bool) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _limit_words(limits: Limits, panel: _Panel) -> str:
-    """Return what 100 % stands for."""
-    read = limits.read_gb_per_s
-    matmul = limits.matmul_tflop_per_s.get(panel.rows[0].cells[0].dtype)
-    words = [] if read is None else [f"{figures(read.median)} GB/s"]
-    return "limit: " + ", ".join([*words, *([] if matmul is None else [flops(matmul.median)])])
+def _limit_words(panel: _Panel) -> str:
+    """Return what 100 % stands for in the middle of the panel's cells: it moves with the load."""
+    cells = [row.cells[0] for row in panel.rows]
+    read = median(cell.gb_per_s / cell.share_of_read for cell in cells)
+    matmul = median(cell.tflop_per_s / cell.share_of_matmul for cell in cells)
+    return f"limit: about {figures(read)} GB/s, {flops(matmul)}"
 
 
 def _draw_rates(axes: Axes, panel: _Panel, limit: str) -> None:
