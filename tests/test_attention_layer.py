@@ -144,6 +144,10 @@ def test_encode_needs_no_cache() -> None:
         attn.allocate(4)
     with pytest.raises(InvalidInputError, match="sum of lengths is 8; allowed: 9"):
         attn.encode(query, key, value, [4, 4])
+    with pytest.raises(InvalidInputError, match=r"lengths\[1\] is -1; allowed: an integer >= 0"):
+        attn.encode(query, key, value, [10, -1])
+    with pytest.raises(InvalidInputError, match="query is a list; allowed"):
+        attn.encode([query], key, value, [9])  # type: ignore[arg-type]
     with pytest.raises(UnsupportedOptionError, match="ENCODER_ONLY"):
         layer().encode(query, key, value, [9])
 
@@ -182,6 +186,18 @@ def test_checked_mode_looks_at_contents() -> None:
         ({"device": "meta"}, NoBackendError, "no installed platform has devices of type 'meta'"),
         ({"sinks": torch.zeros(3)}, InvalidInputError, r"sinks shape is \(3,\); allowed: \(6,\)"),
         ({"kv_cache_dtype": "nvfp4"}, NoBackendError, "kv_cache_dtype=nvfp4"),
+        ({"device": "bogus"}, InvalidRequestError, "device='bogus' .* a torch device"),
+        ({"device": "h200"}, InvalidRequestError, "device='h200' .*attn select"),
+        ({"device": 0}, InvalidRequestError, "device=0 "),
+        ({"device": None}, InvalidRequestError, "device=None "),
+        ({"backend": 3}, InvalidRequestError, "backend=3 "),
+        ({"mla": True}, InvalidRequestError, "mla=True .* MLADims"),
+        ({"config": {}}, InvalidRequestError, "config={} .* a BuildConfig"),
+        ({"scale": "a"}, InvalidRequestError, "scale='a' .* a finite number"),
+        ({"windw": 3}, UnknownNameError, "'windw'.* did you mean 'window'"),
+        ({"has_sinks": True}, InvalidRequestError, "has_sinks .* pass sinks="),
+        ({"sinks": torch.full((6,), torch.nan)}, InvalidInputError, r"sinks\[0\] is nan"),
+        ({"sinks": torch.zeros(6).int()}, InvalidInputError, "sinks dtype is torch.int32"),
     ],
 )
 def test_bad_input_names_the_value_and_what_is_allowed(
@@ -191,11 +207,78 @@ def test_bad_input_names_the_value_and_what_is_allowed(
         layer(**options)
 
 
+def test_a_decoder_refuses_the_fields_of_cross_attention() -> None:
+    lens = torch.tensor([4], dtype=torch.int32)
+    cross = batch([1], [4], encoder_seq_lens=lens, encoder_seq_lens_cpu=lens)
+    with pytest.raises(MetadataError, match=r"encoder_seq_lens is given; .* attn_type=decoder"):
+        layer().plan(cross)
+    with pytest.raises(MetadataError, match="encoder_seq_lens is None"):
+        layer(attn_type=AttentionType.ENCODER_DECODER).plan(batch([1], [4]))
+
+
+def test_cross_attention_keeps_its_keys_where_a_batch_is_reordered() -> None:
+    attn = layer(attn_type=AttentionType.ENCODER_DECODER, scale=0.25)
+    lens = torch.tensor([2, 1], dtype=torch.int32)
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=[2, 1],
+        seq_lens=[2, 5],
+        block_table=TABLE[:2],
+        encoder_seq_lens=lens,
+        encoder_seq_lens_cpu=lens,
+        slot_mapping=torch.tensor([20, 21, 8]),  # block 5 of request 0, block 2 of request 1
+        causal=False,
+    )
+    query, key, value = step_inputs(3)
+    plain_cache, ordered_cache = attn.allocate(10), attn.allocate(10)
+    expected = attn.forward(query, key, value, plain_cache, attn.plan(common))
+    attn.builder.requires_ordered_batch = True  # type: ignore[misc]
+    plan = attn.plan(common)
+    assert plan.token_order is not None
+    got = attn.forward(query, key, value, ordered_cache, plan)
+    assert torch.equal(plain_cache, ordered_cache)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+
+
+def test_a_key_that_would_be_stored_nowhere_is_refused() -> None:
+    attn = layer()
+    query, key, value = step_inputs(1)
+    read_only = batch([1], [4]).with_fields(slot_mapping=None)
+    plan, kv_cache = attn.plan(read_only), attn.allocate(10)
+    with pytest.raises(InvalidInputError, match=r"key is a tensor; .* no slot_mapping"):
+        attn.forward(query, key, value, kv_cache, plan)
+    assert attn.forward(query, None, None, kv_cache, plan).isfinite().all()
+
+
+def test_checked_mode_holds_the_cache_to_the_batch() -> None:
+    attn = layer(config=BuildConfig(checked=True))
+    query, key, value = step_inputs(4)
+    plan = attn.plan(batch([4], [4]))  # block 5
+    assert plan.min_num_blocks == 6
+    with pytest.raises(InvalidInputError, match="kv_cache blocks is 5; allowed: at least 6"):
+        attn.forward(query, key, value, attn.allocate(5), plan)
+    attn.forward(query, key, value, attn.allocate(6), plan)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "kv_cache", "output"])
+def test_what_is_no_tensor_or_shares_memory_leaves_the_cache_alone(name: str) -> None:
+    attn = layer()
+    query, key, value = step_inputs(2)
+    kv_cache = attn.allocate(10)
+    plan = attn.plan(batch([2], [2]))
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "kv_cache": kv_cache}
+    wrong = torch.zeros(1, HEADS, SIZE).expand(2, -1, -1) if name == "output" else (kv_cache,)
+    with pytest.raises(InvalidInputError, match=f"^{name} "):
+        attn.forward(**{**given, name: wrong}, plan=plan)
+    assert not kv_cache.any()
+
+
 def test_a_value_is_needed_with_a_key() -> None:
     attn = layer()
     query, key, _ = step_inputs(2)
     with pytest.raises(InvalidInputError, match="value is None"):
         attn.forward(query, key, None, attn.allocate(10), attn.plan(batch([2], [2])))
+    with pytest.raises(InvalidInputError, match="value is a tensor; allowed: None where key is"):
+        attn.forward(query, None, key, attn.allocate(10), attn.plan(batch([2], [2])))
 
 
 def test_operator_is_registered_rightly() -> None:

@@ -10,8 +10,19 @@ from typing import Any
 import torch
 
 from attn_shared._call_checks import check_block_size, check_call, check_scale
+from attn_shared._layer_inputs import (
+    check_batch_kind,
+    check_cache_size,
+    check_config,
+    check_lengths,
+    check_options,
+    check_places,
+    device_of,
+    per_head,
+    policy_of,
+)
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
-from attn_shared.checked import check_metadata
+from attn_shared.checked import blocks_needed, check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
@@ -35,11 +46,13 @@ class StepPlan:
         metadata: the backend's own.
         token_order: (T,) int64: row i of that order is row token_order[i] of the caller's query;
             None where the two are the same.
+        min_num_blocks: blocks that the cache must have for this batch, where checked mode looked.
     """
 
     common: CommonAttentionMetadata
     metadata: Any
     token_order: torch.Tensor | None = None
+    min_num_blocks: int | None = None
 
 
 class Attention:
@@ -101,8 +114,13 @@ class Attention:
         Raises:
             InvalidInputError: sinks, slopes or scales that do not fit the heads.
             InvalidRequestError: a field that no backend may accept.
+            UnknownNameError: an option or a backend of no such name.
             NoBackendError: nothing serves the layer; the message has every reason.
         """
+        check_options(options, _ARGUMENTS)
+        policy = policy_of(backend)
+        self.device = device_of(device)
+        self.config = check_config(config)
         request = AttentionRequest(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -112,19 +130,15 @@ class Attention:
             has_alibi=alibi_slopes is not None,
             **options,
         )
-        if not isinstance(backend, Policy):
-            backend = Policy(backend=None if backend == "auto" else backend)
-        self.device = torch.device(device)
         facts = selector.device_facts(self.device)
-        self.selection = selector.resolve(request, facts, backend)
+        self.selection = selector.resolve(request, facts, policy)
         self.request = request
         check_scale("k_scale", k_scale, request.num_kv_heads)
         check_scale("v_scale", v_scale, request.num_kv_heads)
         self.q_scale: float | torch.Tensor = 1.0
         self.k_scale, self.v_scale = k_scale, v_scale
-        self.sinks = _per_head("sinks", sinks, num_heads, self.device)
-        self.alibi_slopes = _per_head("alibi_slopes", alibi_slopes, num_heads, self.device)
-        self.config = config or BuildConfig()
+        self.sinks = per_head("sinks", sinks, num_heads, self.device)
+        self.alibi_slopes = per_head("alibi_slopes", alibi_slopes, num_heads, self.device)
         self.kv_cache_spec = _cache_spec(self.selection, facts)
         self.spec = LayerSpec.from_request(
             request,
@@ -157,17 +171,26 @@ class Attention:
 
         Raises:
             MetadataError: the batch contradicts itself (contents are looked at in checked mode
-                only, since that synchronises the device), or was described for blocks of another
-                size than the layer's cache has.
+                only, since that synchronises the device), was described for blocks of another
+                size than the layer's cache has, or has fields that a layer of this attn_type does
+                not read.
         """
+        check_batch_kind(common, self.request)
         check_block_size(common.block_size, self.kv_cache_spec)
+        min_num_blocks = None
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
+            min_num_blocks = blocks_needed(common, self.kv_cache_spec)
         token_order = None
         if self.builder.requires_ordered_batch:
             common, token_order = ordered(common, self.builder.reorder_batch_threshold or 1)
         metadata = self.builder.build(0, common)
-        return StepPlan(common=common, metadata=metadata, token_order=token_order)
+        return StepPlan(
+            common=common,
+            metadata=metadata,
+            token_order=token_order,
+            min_num_blocks=min_num_blocks,
+        )
 
     def forward(
         self,
@@ -203,6 +226,9 @@ class Attention:
             )
         check_call(self.spec, query, output, lse, plan.common.num_actual_tokens)
         check_block_size(plan.common.block_size, self.kv_cache_spec)
+        check_places(key, value, kv_cache, output, lse)
+        check_cache_size(kv_cache, plan.min_num_blocks)
+        self._require_slots(key, value, plan.common)
         if plan.token_order is not None:
             return self._forward_reordered(query, key, value, kv_cache, plan, output, lse)
         slots = plan.common.slot_mapping
@@ -211,6 +237,25 @@ class Attention:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
             self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
         return self.impl.forward(self, query, key, value, kv_cache, plan.metadata, output, lse=lse)
+
+    def _require_slots(
+        self,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        common: CommonAttentionMetadata,
+    ) -> None:
+        """Refuse keys and values that would be stored nowhere."""
+        is_writer = self.kv_cache_spec is not None and self.spec.kv_sharing_target is None
+        if is_writer and key is not None and common.slot_mapping is None:
+            raise InvalidInputError.for_argument(
+                "key",
+                "a tensor",
+                "None with a batch that has no slot_mapping, for it would be stored nowhere",
+                hint="describe the batch with block_size or slot_mapping, or pass key=None and "
+                "value=None to read the cache only.",
+            )
+        if key is None and value is not None:
+            raise InvalidInputError.for_argument("value", "a tensor", "None where key is None")
 
     def _forward_reordered(
         self,
@@ -224,13 +269,16 @@ class Attention:
     ) -> torch.Tensor:
         """Run the batch in the backend's order, and write the results in the caller's."""
         order = plan.token_order
+        if plan.common.encoder_seq_lens is None:  # else they are the encoder's tokens
+            key = None if key is None else key[order]
+            value = None if value is None else value[order]
         result_lse = (
             None if lse is None else lse.new_empty(lse.shape[0], plan.common.num_actual_tokens)
         )
         result = self.forward(
             query[order],
-            None if key is None else key[order],
-            None if value is None else value[order],
+            key,
+            value,
             kv_cache,
             StepPlan(common=plan.common, metadata=plan.metadata),
             lse=result_lse,
@@ -263,17 +311,14 @@ class Attention:
 
         Raises:
             UnsupportedOptionError: the layer was built with a cache.
-            InvalidInputError: the lengths do not sum to T.
+            InvalidInputError: the lengths are none, or do not sum to T.
         """
         if not self.request.is_cache_free:
             raise UnsupportedOptionError(
                 f"encode needs attn_type ENCODER or ENCODER_ONLY, not {self.request.attn_type}.",
                 hint="build the layer with attn_type=AttentionType.ENCODER_ONLY.",
             )
-        if sum(lengths) != query.shape[0]:
-            raise InvalidInputError.for_argument(
-                "sum of lengths", sum(lengths), f"{query.shape[0]}, the rows of query"
-            )
+        check_lengths(lengths, query)
         common = CommonAttentionMetadata.from_lengths(
             query_lens=lengths, seq_lens=lengths, device=self.device, causal=False
         )
@@ -309,19 +354,7 @@ def _build(
     return impl, builder
 
 
-def _per_head(
-    name: str, values: torch.Tensor | None, num_heads: int, device: torch.device
-) -> torch.Tensor | None:
-    if values is None:
-        return None
-    if not isinstance(values, torch.Tensor):
-        raise InvalidInputError.for_argument(name, repr(values), f"a tensor ({num_heads},)")
-    if tuple(values.shape) != (num_heads,):
-        raise InvalidInputError.for_argument(
-            f"{name} shape", tuple(values.shape), f"({num_heads},), one per query head of this rank"
-        )
-    return values.to(device=device, dtype=torch.float32)
-
+_ARGUMENTS = ("num_heads", "head_size", *(Attention.__init__.__kwdefaults__ or ()))
 
 # Layers by handle, for the operator in `attn_shared.ops`: a graph can hold an integer, not a layer.
 _LAYERS: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
