@@ -181,7 +181,7 @@ class CommonAttentionMetadata:
         if self.seq_lens_cpu is not None and self.seq_lens_cpu_is_exact:
             _check_bound("max_seq_len", self.max_seq_len, self.seq_lens_cpu, "seq_len")
         per_token = {"positions": self.positions}
-        if self.encoder_seq_lens is None and self.encoder_seq_lens_cpu is None:
+        if self.encoder_seq_lens is None:
             per_token["slot_mapping"] = self.slot_mapping
         for name, tensor in per_token.items():
             if tensor is not None and len(tensor) < num_tokens:
