@@ -21,7 +21,6 @@ EXAMPLE = ROOT / "packages" / "example-plugin"
 SOURCES = (
     EXAMPLE / "pyproject.toml",
     EXAMPLE / "src/attn_example_plugin/backend.py",
-    EXAMPLE / "src/attn_example_plugin/checks.py",
     EXAMPLE / "src/attn_example_plugin/expected_failures.txt",
 )
 

@@ -105,7 +105,7 @@ def test_it_runs_as_a_layer_of_a_user_without_an_engine() -> None:
 
 
 def test_it_says_no_by_name() -> None:
-    with pytest.raises(AttnError, match="paged cache"):
+    with pytest.raises(AttnError, match="kv_cache_spec=None"):
         ExampleEagerBackend.get_impl_cls()(spec())
 
 

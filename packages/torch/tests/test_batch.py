@@ -88,7 +88,11 @@ def test_a_negative_length_is_refused():
 
 
 def test_falling_sums_are_refused():
-    _refused(_common().with_fields(query_start_loc_cpu=_int32(0, 3, 2)), DECODER, "never fall")
+    _refused(
+        _common().with_fields(query_start_loc_cpu=_int32(0, 5, 4), max_query_len=5),
+        DECODER,
+        "never fall",
+    )
     _refused(_common().with_fields(query_start_loc_cpu=_int32(1, 3, 4)), DECODER, "never fall")
 
 

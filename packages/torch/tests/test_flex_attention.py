@@ -300,7 +300,7 @@ def test_batch_invariance_is_refused_in_the_config_too() -> None:
         ({"block_table": torch.full((3, 8), -1, dtype=torch.int32)}, MetadataError, r"\[0, 0\]"),
         ({"mm_prefix_ranges": {1: [(3, 2)]}}, MetadataError, r"\(3, 2\)"),
         ({"mm_prefix_ranges": {3: [(0, 1)]}}, MetadataError, "mm_prefix_ranges"),
-        ({"dcp_local_seq_lens": torch.ones(3, dtype=torch.int32)}, UnsupportedOptionError, "shard"),
+        ({"dcp_local_seq_lens": torch.ones(3, dtype=torch.int32)}, UnsupportedOptionError, "dcp=2"),
     ],
     ids=str,
 )
@@ -314,7 +314,7 @@ def test_bad_batches(changes: dict[str, Any], error: type[Exception], words: str
 def test_chunks_need_causal_rows() -> None:
     batch = LONG.with_fields(chunk_size=8).build()
     bad = replace(batch, common=batch.common.with_fields(causal=False))
-    with pytest.raises(UnsupportedOptionError, match="chunk_size=8 has no rule"):
+    with pytest.raises(UnsupportedOptionError, match="chunks_are_causal=8"):
         impl_and_metadata(bad)
 
 

@@ -139,8 +139,23 @@ def test_chunks_need_causal_rows():
     chunked = BATCH.case.with_fields(chunk_size=4).build()
     flags = torch.tensor([True, False, True])
     common = chunked.common.with_fields(causal=flags, causal_cpu=flags)
-    with pytest.raises(MetadataError, match=r"causal is \[True, False, True\].*chunk_size"):
+    with pytest.raises(UnsupportedOptionError, match="chunked_local_causal=chunk_size=4"):
         _builder(chunked).build(0, common)
+
+
+def test_each_layer_of_a_group_is_asked():
+    plain = BATCH.case.build()
+    chunked = BATCH.case.with_fields(chunk_size=4).build()
+    layers = {"plain": plain.spec, "chunked": chunked.spec}
+    builder = TorchSDPAMetadataBuilder(plain.spec.kv_cache_spec, layers, BuildConfig(), CPU)
+    with pytest.raises(UnsupportedOptionError, match="chunked_local_causal=chunk_size=4"):
+        builder.build(0, plain.common.with_fields(causal=False))
+
+
+def test_sharded_sequences_are_refused():
+    shares = torch.ones(BATCH.common.num_reqs, dtype=torch.int32)
+    with pytest.raises(UnsupportedOptionError, match="dcp=2"):
+        _builder(BATCH).build(0, BATCH.common.with_fields(dcp_local_seq_lens=shares))
 
 
 def test_a_bound_of_lengths_is_not_enough():

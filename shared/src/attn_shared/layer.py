@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attn_shared._call_checks import check_block_size, check_call, check_scale
+from attn_shared._fields import require_positive
 from attn_shared._layer_inputs import (
     check_batch_kind,
     check_cache_size,
@@ -22,6 +22,7 @@ from attn_shared._layer_inputs import (
     policy_of,
 )
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
+from attn_shared.call_checks import CallChecker, check_block_size, check_scale
 from attn_shared.checked import blocks_needed, check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
@@ -146,6 +147,7 @@ class Attention:
             kv_cache_spec=self.kv_cache_spec,
         )
         self.impl, self.builder = _build(self.selection, self.spec, self.config, self.device)
+        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
         self.handle = _register(self)
 
@@ -174,8 +176,11 @@ class Attention:
                 only, since that synchronises the device), was described for blocks of another
                 size than the layer's cache has, or has fields that a layer of this attn_type does
                 not read.
+            InvalidRequestError: `num_blocks` is no count.
         """
         check_batch_kind(common, self.request)
+        if num_blocks is not None:
+            require_positive("num_blocks", num_blocks)
         check_block_size(common.block_size, self.kv_cache_spec)
         min_num_blocks = None
         if self.config.checked:
@@ -224,15 +229,17 @@ class Attention:
             raise InvalidInputError.for_argument(
                 "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
             )
-        check_call(self.spec, query, output, lse, plan.common.num_actual_tokens)
         check_block_size(plan.common.block_size, self.kv_cache_spec)
         check_places(key, value, kv_cache, output, lse)
         check_cache_size(kv_cache, plan.min_num_blocks)
         self._require_slots(key, value, plan.common)
         if plan.token_order is not None:
+            self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
             return self._forward_reordered(query, key, value, kv_cache, plan, output, lse)
         slots = plan.common.slot_mapping
         if self._writes_cache and kv_cache is not None and key is not None and slots is not None:
+            # The implementation checks too, but when the cache is already changed.
+            self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
             if value is None:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
             self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from attn_example_plugin.checks import check_batch, check_call, check_layer
 from attn_shared.backend import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayer,
     AttentionMetadataBuilder,
 )
+from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, MultipleOf, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.errors import InvalidInputError
-from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import gather_rows
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.served import require_batch_served, require_block_table, require_served
 from attn_shared.spec import LayerSpec
 
 if TYPE_CHECKING:
@@ -107,12 +106,14 @@ class ExampleEagerBuilder(AttentionMetadataBuilder[ExampleEagerMetadata]):
             MetadataError: the host's lengths are missing or upper bounds, there is no block table,
                 or the prefix is not one that all requests share.
         """
-        block_table = check_batch(self.kv_cache_spec, common_prefix_len, common)
+        name = ExampleEagerBackend.name
+        for layer in self.layers.values():
+            require_batch_served(name, CAPABILITY, layer, common, common_prefix_len)
         starts = common.query_start_loc_cpu.tolist()
         lengths = common.exact_seq_lens_cpu.tolist()
         rows = [slice(*pair) for pair in pairwise(starts)]
         requests = tuple(zip(rows, lengths, strict=True))
-        return ExampleEagerMetadata(requests=requests, block_table=block_table)
+        return ExampleEagerMetadata(requests=requests, block_table=require_block_table(common))
 
 
 class ExampleEagerImpl(AttentionImpl[ExampleEagerMetadata]):
@@ -125,7 +126,8 @@ class ExampleEagerImpl(AttentionImpl[ExampleEagerMetadata]):
             UnsupportedOptionError: with every reason of the capability.
         """
         super().__init__(spec)
-        self.cache_spec: AttentionSpec = check_layer(ExampleEagerBackend.name, CAPABILITY, spec)
+        require_served(ExampleEagerBackend.name, CAPABILITY, spec)
+        self.checker = CallChecker(spec, returns_lse=False)
 
     def forward(
         self,
@@ -145,13 +147,13 @@ class ExampleEagerImpl(AttentionImpl[ExampleEagerMetadata]):
             InvalidInputError: an argument does not fit the layer.
             UnsupportedOptionError: sinks, slopes or an LSE, which are not served.
         """
-        tensors = {"query": query, "key": key, "value": value, "output": output}
-        check_call(self.spec, layer, tensors, lse, num_tokens=metadata.num_tokens)
-        if kv_cache is None:
-            raise InvalidInputError.for_argument("kv_cache", None, "the layer's cache")
+        self.checker.check_tensors(query, output, lse, metadata.num_tokens)
+        self.checker.check_layer(layer, query.device)
+        self.checker.check_written_keys(key, value, query.device)
+        kv_cache, cache_spec = self.checker.check_cache(kv_cache, query.device)
+        views = cache_spec.split(kv_cache)
         if output is None:
             output = query.new_empty((*query.shape[:2], self.spec.head_size_v))
-        views = self.cache_spec.split(kv_cache)
         for (rows, length), blocks in zip(metadata.requests, metadata.block_table, strict=True):
             keys = gather_rows(views.key, blocks, length)
             values = gather_rows(views.value, blocks, length)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from attn_shared.backend import AttentionMetadataBuilder
-from attn_shared.cascade import check_cascade
 from attn_shared.errors import InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.served import require_batch_served, require_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 from attn_torch._batch import CACHE_FREE, HostBatch
-from attn_torch._flex_limits import check_layer
+from attn_torch._flex_limits import NAME, capability_of
 from attn_torch._flex_paged import PagedPlan, plan_paged
 from attn_torch._flex_table import PagedTable
 from attn_torch._flex_uncompiled import DensePlan, plan_dense
@@ -118,8 +118,9 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
         super().__init__(kv_cache_spec, layers, config, device)
         self.options = options or FlexOptions()
         self._layer = require_uniform(layers, _SHARED_FIELDS)
+        self._capability = capability_of(device)
         for spec in layers.values():
-            check_layer(spec, device)
+            require_served(NAME, self._capability, spec)
         if config.batch_invariant:
             raise UnsupportedOptionError(
                 "FLEX_ATTENTION has no batch-invariant mode.",
@@ -137,16 +138,11 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
 
         Raises:
             MetadataError: lengths are inexact or contradict each other or the table.
-            UnsupportedOptionError: the sequences are sharded over ranks.
+            UnsupportedOptionError: the batch asks for what the capability does not name.
         """
         layer, visibility = self._layer, self.visibility
-        self._check_batch(common_prefix_len, common)
+        require_batch_served(NAME, self._capability, layer, common, common_prefix_len)
         batch = HostBatch.of(common, layer.attn_type, self._block_size)
-        if visibility.chunk_size is not None and not all(batch.is_causal):
-            raise UnsupportedOptionError(
-                f"chunk_size={visibility.chunk_size} has no rule for rows that are not causal.",
-                hint="a chunk is seen up to the query itself: pass causal=True.",
-            )
         spans, blind = spans_of(
             batch.query_starts,
             batch.key_lens,
@@ -170,12 +166,6 @@ class FlexMetadataBuilder(AttentionMetadataBuilder[FlexMetadata]):
         if compiled is None:
             metadata.dense()
         return metadata
-
-    def _check_batch(self, common_prefix_len: int, common: CommonAttentionMetadata) -> None:
-        if common.dcp_local_seq_lens is not None:
-            raise UnsupportedOptionError("FLEX_ATTENTION reads no sharded sequences.")
-        if common_prefix_len:
-            check_cascade(common, common_prefix_len, block_size=self._block_size or 1)
 
     def _read_table(
         self, common: CommonAttentionMetadata, spans: Sequence[Span]

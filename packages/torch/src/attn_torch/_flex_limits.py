@@ -10,10 +10,10 @@ from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet
 from attn_shared.request import AttentionRequest, AttentionType
-from attn_shared.spec import LayerSpec
-from attn_torch._layers import require_served
 
-__all__ = ["check_layer", "flex_capability"]
+__all__ = ["NAME", "capability_of", "flex_capability"]
+
+NAME = "FLEX_ATTENTION"
 
 # NVIDIA was run on an H200. The rest is what torch's source says, not run: its Triton template has
 # configurations for every AMD and Intel GPU that Triton compiles for, and Intel's passes
@@ -78,18 +78,10 @@ def _chunks_are_causal(request: AttentionRequest, _device: DeviceFacts) -> Reaso
     )
 
 
-def check_layer(spec: LayerSpec, device: torch.device | None = None) -> None:
-    """Refuse a layer that the capability does not serve.
+def capability_of(device: torch.device | None = None) -> Capability:
+    """Return what is served of a layer on a device; None, as in a constructor: on a CPU.
 
-    Args:
-        spec: of the layer.
-        device: where it runs; None before that is known.
-
-    Raises:
-        InvalidRequestError: a value that no backend may accept, or a cache that is not the layer's.
-        UnsupportedOptionError: with every reason.
+    Of the vendors of GPUs any will do: what they serve of a layer is the same.
     """
     is_cpu = device is None or device.type == "cpu"
-    # Of the vendors of GPUs any will do: what they serve of a layer is the same.
-    capability = flex_capability(Vendor.CPU if is_cpu else Vendor.NVIDIA)
-    require_served("FLEX_ATTENTION", capability, spec)
+    return flex_capability(Vendor.CPU if is_cpu else Vendor.NVIDIA)

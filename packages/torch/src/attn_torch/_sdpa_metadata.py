@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
-from attn_shared.cascade import check_cascade
 from attn_shared.checked import check_metadata
 from attn_shared.errors import MetadataError, UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.request import AttentionType
+from attn_shared.served import require_batch_served, require_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 from attn_shared.workspace import Workspace
 from attn_torch._batch import CACHE_FREE, HostBatch
-from attn_torch._layers import require_served
 from attn_torch._plan import GroupLimits, Plan, Tiler
 from attn_torch._sdpa_capability import CAPABILITY, NAME
 from attn_torch._visibility import Visibility
@@ -75,6 +73,8 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
             require_served(NAME, CAPABILITY, layer)
         self._block_size = self._read_block_size()
         limits = self._group_limits()
+        # One layer of each visibility: what a batch is refused for depends on no more.
+        self._distinct = {visibility_of(layer): layer for layer in layers.values()}
         self._tilers = tuple(
             Tiler(
                 visibility=visibility,
@@ -82,7 +82,7 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
                 device=device,
                 block_size=self._block_size,
             )
-            for visibility in {visibility_of(layer): None for layer in layers.values()}
+            for visibility in self._distinct
         )
         self._scratch = config.workspace or Workspace(device)
 
@@ -130,14 +130,14 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
 
         Raises:
             MetadataError: lengths are missing, contradict each other, or exceed the block table.
+            UnsupportedOptionError: the batch asks for what the capability does not name.
         """
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec)
-        if common_prefix_len:
-            self._check_cascade(common, common_prefix_len)
+        for layer in self._distinct.values():
+            require_batch_served(NAME, CAPABILITY, layer, common, common_prefix_len)
         self._check_device(common.block_table)
         batch = HostBatch.of(common, self._layer.attn_type, self._block_size)
-        self._check_chunks(batch)
         return TorchSDPAMetadata(
             num_actual_tokens=batch.num_tokens,
             num_keys=batch.num_keys,
@@ -174,22 +174,6 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
         if block_table is not None and block_table.device.type != self.device.type:
             raise MetadataError.for_argument(
                 "block_table device", block_table.device, f"{self.device}, the builder's"
-            )
-
-    def _check_cascade(self, common: CommonAttentionMetadata, common_prefix_len: int) -> None:
-        if self._block_size is None or self._layer.attn_type is not AttentionType.DECODER:
-            raise UnsupportedOptionError(
-                f"common_prefix_len={common_prefix_len} with attn_type={self._layer.attn_type}; "
-                "allowed: 0.",
-                hint="cascade attention is for decoders.",
-            )
-        check_cascade(common, common_prefix_len, block_size=self._block_size)
-
-    def _check_chunks(self, batch: HostBatch) -> None:
-        has_chunks = any(tiler.visibility.chunk_size for tiler in self._tilers)
-        if has_chunks and not all(batch.is_causal):
-            raise MetadataError.for_argument(
-                "causal", list(batch.is_causal), "True for all requests of layers with chunk_size"
             )
 
 

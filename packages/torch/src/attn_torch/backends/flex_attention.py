@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
+from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError
 from attn_shared.inventory import Inventory
+from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_torch import _flex_call
-from attn_torch._checks import CallChecker
 from attn_torch._flex_builder import FlexMetadata, FlexMetadataBuilder, FlexOptions
 from attn_torch._flex_call import FlexResult
-from attn_torch._flex_limits import check_layer, flex_capability
+from attn_torch._flex_limits import NAME, capability_of, flex_capability
 from attn_torch._flex_masks import Logits
 from attn_torch._flex_tiles import TileRows
 from attn_torch._visibility import Visibility
@@ -51,8 +52,8 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
     def __init__(self, spec: LayerSpec) -> None:
         """Import flex_attention, and refuse a layer that the capability refuses."""
         super().__init__(spec)
-        check_layer(spec)
-        self._checker = CallChecker(spec=spec)
+        require_served(NAME, capability_of(), spec)
+        self._checker = CallChecker(spec)
         self._visibility = Visibility(window=spec.window, chunk_size=spec.chunk_size)
         _flex_call.load()
 
@@ -120,6 +121,7 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
             num_keys = metadata.batch.num_keys
             return self._checker.check_keys(key, value, kv_cache, query.device, num_keys)
         kv_cache, cache_spec = self._checker.check_cache(kv_cache, query.device)
+        self._checker.check_written_keys(key, value, query.device)
         views = cache_spec.split(kv_cache)
         last = metadata.table.num_spanned - 1
         if last >= kv_cache.shape[0]:
@@ -181,7 +183,7 @@ def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 class FlexAttentionBackend(AttentionBackend):
     """torch's flex_attention, paged by block masks."""
 
-    name: ClassVar[str] = "FLEX_ATTENTION"
+    name: ClassVar[str] = NAME
     attn_api: ClassVar[str] = ">=1,<2"
     description: ClassVar[str] = "torch.nn.attention.flex_attention, paged by block masks"
 

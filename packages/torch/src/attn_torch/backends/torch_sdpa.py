@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
+from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVQuantMode
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import AttentionSpec
+from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_torch._batch import CACHE_FREE
 from attn_torch._cache_reader import CacheReader, CallReader, KeysValues
-from attn_torch._checks import CallChecker
 from attn_torch._exact import ExactOptions
 from attn_torch._fused import is_fused
-from attn_torch._layers import require_served
 from attn_torch._plan import GroupTile, Plan, RequestTile
 from attn_torch._precision import accumulator_dtype, fuses_ieee_float32
 from attn_torch._runner import LayerCall
@@ -153,6 +153,7 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
             return CallReader(key=key, value=value).read
         cache, spec = self._checker.check_cache(kv_cache, device)
+        self._checker.check_written_keys(key, value, device)
         return CacheReader(
             views=spec.split(cache),
             quant_mode=self._quant_mode,

@@ -1,4 +1,4 @@
-"""Calls that do not fit are refused before any kernel runs: argument, value, what is allowed."""
+"""Calls that do not fit are refused before any kernel runs; `CallChecker` has tests of its own."""
 
 from __future__ import annotations
 
@@ -52,18 +52,11 @@ assert CACHE is not None
     ("changes", "message"),
     [
         ({"query": QUERY[:, :2]}, r"query shape is \(4, 2, 16\); allowed: \(T, 4, 16\)"),
-        ({"query": QUERY[..., :8]}, r"query shape is \(4, 4, 8\)"),
-        ({"query": QUERY.flatten(1)}, r"query shape is \(4, 64\)"),
-        ({"query": QUERY.half()}, "query dtype is torch.float16; allowed: torch.float32"),
         ({"query": QUERY[:3]}, "query rows is 3; allowed: at least 4"),
         ({"output": QUERY}, r"output shape is \(4, 4, 16\); allowed: \(4, 4, 8\)"),
-        ({"output": QUERY[:3, :, :8]}, r"output shape is \(3, 4, 8\)"),
-        ({"output": QUERY[..., :8].half()}, "output dtype is torch.float16"),
-        ({"output": QUERY[..., :8].to(META)}, "output device is meta; allowed: cpu"),
         ({"lse": torch.zeros(4, 3)}, r"lse shape is \(4, 3\); allowed: \(4, 4\)"),
-        ({"lse": torch.zeros(4, 4).double()}, "lse dtype is torch.float64"),
-        ({"lse": torch.zeros(4, 4, device=META)}, "lse device is meta"),
         ({"kv_cache": None}, "kv_cache is None"),
+        ({"key": torch.zeros(4, 2, 16)}, "value is None; allowed: a tensor where the other is one"),
         ({"kv_cache": CACHE[:, :3]}, r"kv_cache shape is .*num_blocks, 4, 2, 24"),
         ({"kv_cache": CACHE.half()}, "kv_cache dtype is float16; allowed: float32"),
         ({"kv_cache": CACHE.to(META)}, "kv_cache device is meta; allowed: cpu"),
@@ -110,11 +103,7 @@ assert KEYS is not None
     ("changes", "message"),
     [
         ({"key": None}, r"key shape is None; allowed: \(at least 5, 2, 16\) with encoder"),
-        ({"value": None}, "value shape is None"),
-        ({"key": KEYS[:4]}, r"key shape is \(4, 2, 16\)"),
-        ({"value": KEYS[:, :1]}, r"value shape is \(5, 1, 16\)"),
-        ({"key": KEYS.half()}, "key dtype is torch.float16"),
-        ({"value": KEYS.to(META)}, "value device is meta"),
+        ({"value": KEYS[:4]}, r"value shape is \(4, 2, 16\)"),
         ({"kv_cache": CACHE}, "kv_cache is a tensor .* allowed: None with encoder"),
     ],
 )
@@ -123,44 +112,11 @@ def test_keys_that_do_not_come_with_the_call(changes, message):
         _forward(ENCODERS, **changes)
 
 
-@pytest.mark.parametrize("option", ["sinks", "alibi_slopes"])
-def test_options_of_the_layer_object_are_those_it_was_described_with(option):
-    flag = {"sinks": "has_sinks", "alibi_slopes": "has_alibi"}[option]
-    with pytest.raises(UnsupportedOptionError, match=f"layer.{option} is given.*{flag}=False"):
-        _forward(layer=_layer(**{option: torch.zeros(4)}))
-    batch = BATCH.case.with_fields(**{flag: True}).build()
-    with pytest.raises(InvalidInputError, match=f"layer.{option} is None"):
-        _forward(batch, layer=_layer())
-    with pytest.raises(
-        InvalidInputError, match=rf"layer.{option} shape is \(3,\); allowed: \(4,\)"
-    ):
-        _forward(batch, layer=_layer(**{option: torch.zeros(3)}))
-    with pytest.raises(InvalidInputError, match=f"layer.{option} device is meta"):
-        _forward(batch, layer=_layer(**{option: torch.zeros(4, device=META)}))
-
-
-@pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5), torch.tensor([1.0, 2.0])])
-def test_a_scale_without_a_quantised_cache_is_refused(scale):
-    with pytest.raises(UnsupportedOptionError, match=r"layer\.v_scale=.* no such scale"):
-        _forward(layer=_layer(v_scale=scale))
-    int8 = BATCH.case.with_fields(kv_cache_dtype="int8_per_token_head").build()
-    with pytest.raises(UnsupportedOptionError, match=r"layer\.k_scale=.*int8_per_token_head"):
-        _forward(int8, layer=_layer(k_scale=scale))
-
-
-def test_a_scale_tensor_is_looked_at_again_when_it_is_another():
-    batch = BATCH
-    impl = TorchSDPAImpl(batch.spec)
-    arguments = (batch.query, None, None, batch.kv_cache, _metadata(batch))
-    impl.forward(_layer(k_scale=torch.ones(1)), *arguments)
-    with pytest.raises(UnsupportedOptionError, match=r"layer\.k_scale"):
-        impl.forward(_layer(k_scale=torch.full((1,), 2.0)), *arguments)
-
-
-def test_scales_per_head_must_be_one_per_kv_head():
-    fp8 = BATCH.case.with_fields(kv_cache_dtype="fp8").build()
-    with pytest.raises(InvalidInputError, match=r"layer.k_scale shape is \(3,\)"):
-        _forward(fp8, layer=_layer(k_scale=torch.ones(3)))
+def test_options_of_the_layer_object_that_it_was_not_described_with():
+    with pytest.raises(UnsupportedOptionError, match=r"layer\.sinks is given.*has_sinks=False"):
+        _forward(layer=_layer(sinks=torch.zeros(4)))
+    with pytest.raises(UnsupportedOptionError, match=r"layer\.v_scale=0.5 .* no such scale"):
+        _forward(layer=_layer(v_scale=0.5))
 
 
 def test_a_cache_in_the_other_fp8_flavour_is_refused():

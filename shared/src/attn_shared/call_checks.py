@@ -1,0 +1,319 @@
+"""What a call of `forward` must fulfil, checked on shapes, dtypes and places before any kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
+from attn_shared.impl import AttentionLayer
+from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
+from attn_shared.spec import LayerSpec
+
+__all__ = ["CallChecker", "check_block_size", "check_scale"]
+
+
+class CallChecker:
+    """Checks the calls of one layer. It costs some microseconds and never synchronises a device.
+
+    An implementation builds one in its constructor, and in `forward` calls `check_tensors` and
+    `check_layer`, then `check_keys` for keys that come with the call, or `check_cache` and
+    `check_written_keys` for those of a cache.
+    """
+
+    def __init__(self, spec: LayerSpec, *, returns_lse: bool = True) -> None:
+        """Keep what every call of a layer of this description must fulfil.
+
+        Args:
+            spec: of the layer.
+            returns_lse: whether the implementation serves the argument `lse`.
+        """
+        cache = spec.kv_cache_spec
+        self.spec = spec
+        self._returns_lse = returns_lse
+        self._takes_scales = (
+            isinstance(cache, AttentionSpec) and cache.is_quantized and not cache.has_inline_scales
+        )
+        # Scale tensors on the host whose contents were found to be 1.
+        self._seen_scales: dict[str, Tensor] = {}
+
+    def check_tensors(
+        self,
+        query: Tensor,
+        output: Tensor | None,
+        lse: Tensor | None,
+        num_tokens: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """Refuse a query, output or LSE of another layer or of another batch.
+
+        Args:
+            query: (T, Hq, D).
+            output: (T, Hq, Dv), or None.
+            lse: (Hq, T), or None.
+            num_tokens: rows that the metadata describes; T is at least as many.
+            device: where the metadata is; None: wherever the query is.
+
+        Raises:
+            InvalidInputError: names the argument, its value and what is allowed.
+            UnsupportedOptionError: an LSE is asked of an implementation that returns none.
+        """
+        spec = self.spec
+        _check_is_tensor("query", query)
+        shape = query.shape
+        if len(shape) != 3 or shape[1] != spec.num_heads or shape[2] != spec.head_size:
+            raise InvalidInputError.for_argument(
+                "query shape", tuple(shape), f"(T, {spec.num_heads}, {spec.head_size})"
+            )
+        rows = shape[0]
+        if rows < num_tokens:
+            raise InvalidInputError.for_argument(
+                "query rows",
+                rows,
+                f"at least {num_tokens}, the tokens that the metadata describes",
+                hint="pass the metadata (or the plan) that was built for this batch.",
+            )
+        if query.dtype is not spec.dtype:
+            raise InvalidInputError.for_argument("query dtype", query.dtype, str(spec.dtype))
+        if device is not None and query.device != device:
+            raise InvalidInputError.for_argument(
+                "query device", query.device, f"{device}, the metadata's"
+            )
+        device = query.device
+        if output is not None:
+            _check_shape("output", output, (rows, spec.num_heads, spec.head_size_v))
+            _check_like("output", output, spec.dtype, device)
+        if lse is not None:
+            self._check_lse(lse, rows, device)
+
+    def _check_lse(self, lse: Tensor, rows: int, device: torch.device) -> None:
+        if not self._returns_lse:
+            raise UnsupportedOptionError(
+                "lse is given, and this backend returns none.",
+                hint="select with needs_lse=True.",
+            )
+        _check_shape("lse", lse, (self.spec.num_heads, rows))
+        _check_like("lse", lse, torch.float32, device)
+
+    def check_cache(
+        self, kv_cache: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, AttentionSpec]:
+        """Return the cache and its format; shape and dtype are for `AttentionSpec.split` to check.
+
+        Raises:
+            InvalidInputError: as said.
+        """
+        spec = self.spec.kv_cache_spec
+        if not isinstance(spec, AttentionSpec):
+            raise InvalidInputError.for_argument("kv_cache_spec", spec, "an AttentionSpec")
+        if kv_cache is None:
+            raise InvalidInputError.for_argument(
+                "kv_cache", None, f"the layer's cache with attn_type={self.spec.attn_type}"
+            )
+        _check_is_tensor("kv_cache", kv_cache)
+        if kv_cache.device != device:
+            raise InvalidInputError.for_argument(
+                "kv_cache device", kv_cache.device, f"{device}, the query's"
+            )
+        return kv_cache, spec
+
+    def check_keys(
+        self,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        device: torch.device,
+        num_keys: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return key and value of a cache-free call.
+
+        Args:
+            key: (at least num_keys, Hkv, D).
+            value: (at least num_keys, Hkv, Dv).
+            kv_cache: None.
+            device: the query's.
+            num_keys: keys that the metadata describes.
+
+        Raises:
+            InvalidInputError: a cache is given, or keys or values are missing or do not fit.
+        """
+        spec = self.spec
+        if kv_cache is not None:
+            raise InvalidInputError.for_argument(
+                "kv_cache", f"a tensor {tuple(kv_cache.shape)}", f"None with {spec.attn_type}"
+            )
+        return (
+            self._checked_rows("key", key, spec.head_size, device, num_keys),
+            self._checked_rows("value", value, spec.head_size_v, device, num_keys),
+        )
+
+    def check_written_keys(
+        self, key: Tensor | None, value: Tensor | None, device: torch.device
+    ) -> None:
+        """Refuse keys and values that cannot be those which the cache holds already.
+
+        A call with a cache may hand over the step's keys, (any, Hkv, D), and values, or neither.
+
+        Raises:
+            InvalidInputError: one of them alone is given, or they do not fit.
+        """
+        if key is None and value is None:
+            return
+        if key is None or value is None:
+            raise InvalidInputError.for_argument(
+                "key" if key is None else "value", None, "a tensor where the other is one"
+            )
+        self._checked_rows("key", key, self.spec.head_size, device, 0)
+        self._checked_rows("value", value, self.spec.head_size_v, device, 0)
+
+    def _checked_rows(
+        self, name: str, tensor: Tensor | None, width: int, device: torch.device, num_keys: int
+    ) -> Tensor:
+        heads, shape = self.spec.num_kv_heads, None
+        if tensor is not None:
+            _check_is_tensor(name, tensor)
+            shape = tensor.shape
+            is_of_layer = len(shape) == 3 and shape[1] == heads and shape[2] == width
+            if is_of_layer and shape[0] >= num_keys:
+                _check_like(name, tensor, self.spec.dtype, device)
+                return tensor
+        raise InvalidInputError.for_argument(
+            f"{name} shape",
+            None if shape is None else tuple(shape),
+            f"(at least {num_keys}, {heads}, {width}) with {self.spec.attn_type}",
+        )
+
+    def check_layer(self, layer: AttentionLayer, device: torch.device) -> None:
+        """Refuse a layer object that carries other options than its description says.
+
+        Raises:
+            InvalidInputError: sinks or slopes are missing, or have another shape, dtype or place;
+                a scale is not positive or of no such shape.
+            UnsupportedOptionError: sinks, slopes or scales are given that would be dropped.
+        """
+        spec = self.spec
+        if spec.has_sinks or layer.sinks is not None:
+            self._check_per_head("sinks", layer.sinks, spec.has_sinks, device)
+        if spec.has_alibi or layer.alibi_slopes is not None:
+            self._check_per_head("alibi_slopes", layer.alibi_slopes, spec.has_alibi, device)
+        self._check_scale("k_scale", layer.k_scale)
+        self._check_scale("v_scale", layer.v_scale)
+
+    def _check_per_head(
+        self, name: str, values: Tensor | None, is_expected: bool, device: torch.device
+    ) -> None:
+        flag = "has_alibi" if name == "alibi_slopes" else "has_sinks"
+        if values is None:
+            raise InvalidInputError.for_argument(
+                f"layer.{name}", None, f"a tensor ({self.spec.num_heads},) with {flag}=True"
+            )
+        if not is_expected:
+            raise UnsupportedOptionError(
+                f"layer.{name} is given, but the layer was described with {flag}=False.",
+                hint=f"build the layer's spec with {flag}=True.",
+            )
+        _check_shape(f"layer.{name}", values, (self.spec.num_heads,))
+        _check_like(f"layer.{name}", values, torch.float32, device)
+
+    def _check_scale(self, name: str, scale: float | Tensor) -> None:
+        """Hold a scale to the cache's format; contents are read once, and on the host only."""
+        if self._takes_scales:
+            _check_scale_form(f"layer.{name}", scale, self.spec.num_kv_heads)
+            return
+        if self._is_one(name, scale):
+            return
+        cache = self.spec.kv_cache_spec
+        raise UnsupportedOptionError(
+            f"layer.{name}={scale} with a cache that has no such scale"
+            f" (kv_cache_dtype={getattr(cache, 'kv_cache_dtype', 'auto')}).",
+            hint="a scale belongs to an fp8 cache; leave it at 1.0 here.",
+        )
+
+    def _is_one(self, name: str, scale: float | Tensor) -> bool:
+        if not isinstance(scale, Tensor):
+            return scale == 1.0
+        if self._seen_scales.get(name) is scale or scale.device.type != "cpu":
+            return True
+        if bool((scale == 1.0).all()):
+            self._seen_scales[name] = scale
+            return True
+        return False
+
+
+def check_block_size(block_size: int | None, spec: KVCacheSpec | None) -> None:
+    """Refuse slots that were computed for blocks of another size than the cache has.
+
+    Args:
+        block_size: what the batch was described with; None: not known.
+        spec: the cache.
+
+    Raises:
+        MetadataError: they differ.
+    """
+    if block_size is None or not isinstance(spec, AttentionSpec | MLAAttentionSpec):
+        return
+    if block_size != spec.block_size:
+        raise MetadataError.for_argument(
+            "block_size",
+            block_size,
+            f"{spec.block_size}, that of the layer's cache",
+            hint="describe the batch with the layer's selection.block_size, or build the layer "
+            f"with block_size={block_size}.",
+        )
+
+
+def check_scale(name: str, scale: float | Tensor, num_kv_heads: int) -> None:
+    """Refuse a cache scale that is not positive and finite.
+
+    It looks at a tensor's contents, wherever they are: for constructors, not for `forward`.
+
+    Args:
+        name: of the argument.
+        scale: a number, a tensor of one, or (Hkv,).
+        num_kv_heads: Hkv.
+
+    Raises:
+        InvalidInputError: as said, or it is neither a number nor one number per kv head.
+    """
+    _check_scale_form(name, scale, num_kv_heads)
+    if isinstance(scale, Tensor) and not bool((scale.isfinite() & (scale > 0)).all()):
+        raise InvalidInputError.for_argument(name, repr(scale), _allowed_scales(num_kv_heads))
+
+
+def _check_scale_form(name: str, scale: float | Tensor, num_kv_heads: int) -> None:
+    """Refuse a number that is no scale, and a tensor of another shape, unread."""
+    if isinstance(scale, Tensor):
+        if scale.numel() != 1 and scale.shape != (num_kv_heads,):
+            raise InvalidInputError.for_argument(
+                f"{name} shape", tuple(scale.shape), _allowed_scales(num_kv_heads)
+            )
+        return
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < math.inf:
+        raise InvalidInputError.for_argument(name, repr(scale), _allowed_scales(num_kv_heads))
+
+
+def _allowed_scales(num_kv_heads: int) -> str:
+    return f"a positive finite number, or a tensor of one or of {num_kv_heads} (kv heads)"
+
+
+def _check_is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InvalidInputError.for_argument(name, f"a {type(value).__name__}", "a tensor")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    _check_is_tensor(name, tensor)
+    if tensor.shape != shape:
+        raise InvalidInputError.for_argument(f"{name} shape", tuple(tensor.shape), str(shape))
+
+
+def _check_like(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    if tensor.dtype is not dtype:
+        raise InvalidInputError.for_argument(f"{name} dtype", tensor.dtype, str(dtype))
+    if tensor.device != device:
+        raise InvalidInputError.for_argument(
+            f"{name} device", tensor.device, f"{device}, the query's"
+        )
