@@ -170,6 +170,8 @@ def test_checked_mode_looks_at_contents() -> None:
     outside = common.with_fields(block_table=torch.full((1, 3), 10, dtype=torch.int32))
     with pytest.raises(MetadataError, match=r"block_table\[0, 0\] is 10"):
         attn.plan(outside, num_blocks=10)
+    with pytest.raises(InvalidRequestError, match=r"num_blocks='a' .*>= 1"):
+        attn.plan(common, num_blocks="a")  # type: ignore[arg-type]
     layer().plan(outside)  # not looked at otherwise: it would synchronise a device
 
 
