@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,9 +13,11 @@ from attn_conformance.reference_backend import (
     ReferenceBackend,
     ReferenceBuilder,
     ReferenceImpl,
+    ReferenceMetadata,
 )
-from attn_shared.errors import MetadataError, UnsupportedOptionError
+from attn_shared.errors import AttnError, InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.registry import api_problem
+from attn_shared.request import AttentionType
 from attn_shared.spec import BuildConfig
 
 CASE = Case(name="c", query_lens=(1, 5), seq_lens=(9, 5), num_padding_rows=1)
@@ -94,3 +98,52 @@ def test_a_prefix_that_is_not_shared_is_refused() -> None:
     batch = make_batch(Case(name="c", query_lens=(1, 1), seq_lens=(9, 9)))
     with pytest.raises(MetadataError, match="common_prefix_len"):
         engine_of(batch).builder.build(4, batch.common)
+
+
+def forward(batch: Batch, **changes: Any) -> torch.Tensor:
+    arguments = {
+        "layer": batch.layer,
+        "query": batch.query,
+        "key": batch.key,
+        "value": batch.value,
+        "kv_cache": batch.kv_cache,
+        "metadata": ReferenceMetadata(common=batch.common),
+    }
+    return ReferenceImpl(batch.spec).forward(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("query rows", {"query": torch.empty(5, 4, 16)}),
+        ("query device", {"query": torch.empty(7, 4, 16, device="meta")}),
+        ("output dtype", {"output": torch.empty(7, 4, 16, dtype=torch.float64)}),
+        ("lse shape", {"lse": torch.empty(7, 4)}),
+        ("value shape", {"value": torch.empty(7, 2, 8)}),
+        ("value", {"value": None}),
+        ("kv_cache", {"kv_cache": None}),
+        ("kv_cache shape", {"kv_cache": torch.empty(3, 2, 4, 2, 17)}),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
+    batch = make_batch(CASE)
+    forward(batch)
+    with pytest.raises(InvalidInputError, match=f"^{name} is "):
+        forward(batch, **change)
+
+
+@pytest.mark.parametrize("option", ["sinks", "alibi_slopes", "v_scale"])
+def test_an_option_of_the_layer_object_that_would_be_dropped_is_refused(option: str) -> None:
+    batch = make_batch(CASE)
+    setattr(batch.layer, option, torch.full((4,), 2.0))
+    with pytest.raises(AttnError, match=rf"layer\.{option}"):
+        forward(batch)
+
+
+def test_an_encoder_needs_keys() -> None:
+    batch = make_batch(
+        CASE.with_fields(seq_lens=(1, 5), attn_type=AttentionType.ENCODER, num_padding_rows=0)
+    )
+    forward(batch)
+    with pytest.raises(InvalidInputError, match=r"^key shape is None"):
+        forward(batch, key=None, value=None)
