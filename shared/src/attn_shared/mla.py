@@ -12,7 +12,7 @@ import torch
 
 from attn_shared.backend import MLAAttentionImpl
 from attn_shared.checked import check_metadata
-from attn_shared.errors import InvalidRequestError
+from attn_shared.errors import InvalidInputError, InvalidRequestError
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
@@ -123,9 +123,17 @@ class MLAAttention:
     def update(
         self, latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, plan: StepPlan
     ) -> None:
-        """Write the step's latents (T, kv_lora_rank) and rope parts (T, qk_rope_head_dim)."""
-        if plan.common.slot_mapping is not None:
-            self.impl.do_kv_cache_update(self, latent, rope, kv_cache, plan.common.slot_mapping)
+        """Write the step's latents (T, kv_lora_rank) and rope parts (T, qk_rope_head_dim).
+
+        Raises:
+            InvalidInputError: the batch does not say where they go.
+        """
+        slots = plan.common.slot_mapping
+        if slots is None:
+            raise InvalidInputError.for_argument(
+                "slot_mapping", None, "(T,) int64: the slots of the latents that were given"
+            )
+        self.impl.do_kv_cache_update(self, latent, rope, kv_cache, slots)
 
     def prefill(
         self,
