@@ -118,7 +118,7 @@ def page(stem: str, one: Results) -> str:
         "".join(f"- {note}\n" for note in notes(one)).rstrip(),
         f"![Time beside each peer, and share of the machine's limits]({stem}.svg)",
         "## Limits of the machine",
-        "Medians over all rounds of the run, with their 95% intervals.",
+        "Medians over the run, with their 95% intervals.",
         table(("Limit", "Rate", "95%"), limits(one)).rstrip(),
     ]
     for title, cells in groups(one.cells).items():

@@ -104,23 +104,26 @@ def test_a_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cell_measured_again_replaces_the_older() -> None:
     other = replace(CELL, peer="torch.sdpa_gathered")
     again = replace(CELL, time_us=1.0)
-    both = RESULTS.with_group((other,), (), Limits())
+    both = RESULTS.with_group((other,), ())
     assert both.cells == (CELL, other)
-    assert both.with_group((again,), (), Limits()).cells == (other, again)
+    assert both.with_group((again,), ()).cells == (other, again)
 
 
 def test_a_cell_replaces_what_was_skipped() -> None:
-    first = RESULTS.with_group((), (skipped(), skipped("OTHER")), Limits())
+    first = RESULTS.with_group((), (skipped(), skipped("OTHER")))
     shape = shape_fields(workload())
     measured = replace(CELL, **shape)
-    assert first.with_group((measured,), (), Limits()).skipped == (skipped("OTHER"),)
+    assert first.with_group((measured,), ()).skipped == (skipped("OTHER"),)
 
 
-def test_limits_of_other_dtypes_stay() -> None:
-    rate = Rate(median=1.0, interval=(0.9, 1.1))
-    limits = RESULTS.with_group((), (), Limits(matmul_tflop_per_s={"float32": rate})).limits
-    assert limits.matmul_tflop_per_s.keys() == {"bfloat16", "float32"}
-    assert limits.read_gb_per_s == RESULTS.limits.read_gb_per_s
+def test_limits_are_medians_over_the_groups_of_all_runs() -> None:
+    first = Limits().with_rounds("float32", [1.0, 9.0, 2.0], [0.1])
+    both = first.with_rounds("bfloat16", [4.0], [0.5, 0.7, 0.6]).with_rounds(
+        "float32", [9.0], [0.3]
+    )
+    assert both.read_gb_per_s == Rate.of((2.0, 4.0, 9.0))
+    assert both.read_gb_per_s.median == 4.0
+    assert both.matmul_tflop_per_s == {"float32": Rate.of((0.1, 0.3)), "bfloat16": Rate.of((0.6,))}
 
 
 @pytest.mark.parametrize(

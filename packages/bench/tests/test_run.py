@@ -130,6 +130,9 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert again.seen == [7]
     assert told.total == 1
     assert [cell.context for cell in outcome.results.cells] == [3, 5, 7]
+    limit = outcome.results.limits.read_gb_per_s
+    assert limit is not None
+    assert len(limit.samples) == 3
 
 
 def test_a_new_peer_is_measured_when_a_run_goes_on() -> None:

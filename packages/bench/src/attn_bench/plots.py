@@ -7,6 +7,7 @@ a light and on a dark page.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,11 @@ _GRID = "#7d859040"
 _READ, _MATMUL = "#2f9e8f", "#a371f7"
 _PEERS = ("#d9822b", "#4184e4", "#c2549d", "#8f8f2e")
 _WIDTH = 9.0  # inches
-_ROW = 0.2  # of one bar, inches
+_ROW = 0.16  # of one bar, inches
+_GAP = 0.07  # between rows, inches
 _PANEL = 0.85  # of a panel's title and axis, inches
-_HEAD = 1.15  # of the figure's title and key, inches
+_NOTE_CHARACTERS = 130  # of a line of notes
+_HEAD = 1.0  # of the figure's title and key, inches
 _DPI = 160
 _STYLE = {
     "axes.edgecolor": _INK,
@@ -115,6 +118,17 @@ class _Panel:
     title: str
     rows: tuple[_Row, ...]
 
+    @property
+    def peers(self) -> list[str]:
+        """Those that some row was measured beside, in the order of their first cell."""
+        cells = (cell for row in self.rows for cell in row.cells)
+        return list(dict.fromkeys(cell.peer for cell in cells if cell.peer is not None))
+
+    @property
+    def inches(self) -> float:
+        """Its height."""
+        return len(self.rows) * (max(1, len(self.peers)) * _ROW + _GAP) + _PANEL
+
 
 def _panels(cells: Sequence[Cell]) -> Iterator[_Panel]:
     groups: dict[str, dict[str, list[Cell]]] = {}
@@ -146,12 +160,13 @@ def draw(results: Results) -> Figure:
 def _drawn(results: Results, make: Any) -> Figure:
     panels = list(_panels(results.cells))
     peers = list(dict.fromkeys(cell.peer for cell in results.cells if cell.peer is not None))
-    bars = max(1, len(peers))
-    heights = [len(panel.rows) * (bars * _ROW + 0.1) + _PANEL for panel in panels]
-    total = sum(heights) + _HEAD
+    heights = [panel.inches for panel in panels]
+    notes = _note_lines(results.machine.notes)
+    head = _HEAD + 0.16 * len(notes)
+    total = sum(heights) + head
     figure = make(figsize=(_WIDTH, total))
     columns = 2 if peers else 1
-    top = total - _HEAD
+    top = total - head
     for panel, height in zip(panels, heights, strict=True):
         figure.text(0.02, (top - 0.22) / total, panel.title, fontsize=9, fontweight="bold")
         axes = _axes_of(figure, columns, top / total, height / total, height)
@@ -159,8 +174,12 @@ def _drawn(results: Results, make: Any) -> Figure:
         if peers:
             _draw_ratios(axes[1], panel, peers, _ratio_range(results.cells))
         top -= height
-    _draw_head(figure, results, peers, total)
+    _draw_head(figure, results, notes, peers, total)
     return figure
+
+
+def _note_lines(notes: Sequence[str]) -> list[str]:
+    return textwrap.wrap("; ".join(notes), _NOTE_CHARACTERS)
 
 
 def _axes_of(figure: Figure, columns: int, top: float, share: float, inches: float) -> list[Axes]:
@@ -219,13 +238,15 @@ def _draw_ratios(
     _prepare(axes, panel.rows, with_names=False)
     axes.set_xscale("log", base=2)
     low, high = ends
-    thickness = 0.8 / len(peers)
+    own = panel.peers
+    thickness = 0.8 / max(1, len(own))
     for place, row in enumerate(panel.rows):
-        for index, peer in enumerate(peers):
+        for index, peer in enumerate(own):
             cell = row.beside(peer)
             if cell is not None:
-                offset = (index - (len(peers) - 1) / 2) * thickness
-                _draw_ratio(axes, cell, place + offset, 0.85 * thickness, _PEERS[index % 4])
+                offset = (index - (len(own) - 1) / 2) * thickness
+                colour = _PEERS[peers.index(peer) % len(_PEERS)]
+                _draw_ratio(axes, cell, place + offset, 0.85 * thickness, colour)
     axes.axvline(1, color=_INK, linewidth=1)
     axes.set_xlim(low, high)
     ticks = [2.0**power for power in range(math.ceil(math.log2(low)), int(math.log2(high)) + 1)]
@@ -257,17 +278,22 @@ def _ratio_range(cells: Sequence[Cell]) -> tuple[float, float]:
     return min([0.5, *ends]) / 1.5, max([2.0, *ends]) * 1.5
 
 
-def _draw_head(figure: Figure, results: Results, peers: Sequence[str], total: float) -> None:
+def _draw_head(
+    figure: Figure,
+    results: Results,
+    notes: Sequence[str],
+    peers: Sequence[str],
+    total: float,
+) -> None:
     """Write what was measured where, and the key to the colours."""
     place, _, rest = headline(results).partition(", attn ")
     figure.text(0.02, 1 - 0.28 / total, place, fontsize=11, fontweight="bold")
     figure.text(0.02, 1 - 0.48 / total, f"attn {rest}", fontsize=8)
-    notes = "; ".join(results.machine.notes)
-    if notes:
-        figure.text(0.02, 1 - 0.65 / total, notes, fontsize=7)
+    for index, line in enumerate(notes):
+        figure.text(0.02, 1 - (0.66 + 0.16 * index) / total, line, fontsize=7)
     entries = [("read limit (GB/s)", _READ), ("matrix product limit (FLOP/s)", _MATMUL)]
     entries += [(f"beside {peer}", _PEERS[index % len(_PEERS)]) for index, peer in enumerate(peers)]
-    _draw_key(figure, entries, 1 - 0.9 / total)
+    _draw_key(figure, entries, 1 - (0.75 + 0.16 * len(notes)) / total)
 
 
 def _draw_key(figure: Figure, entries: Sequence[tuple[str, str]], height: float) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from attn_bench.medians import interval, median
 from attn_bench.records import from_record
 from attn_bench.workloads import Workload
 from attn_shared.dtypes import dtype_name
@@ -86,10 +87,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A rate's median over rounds, and its interval."""
+    """A rate over a run.
+
+    Attributes:
+        median, interval: of the samples.
+        samples: the median of each group's rounds, which a run that goes on adds to.
+    """
 
     median: float
     interval: Interval
+    samples: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, samples: tuple[float, ...]) -> Rate:
+        """Return the rate of some samples, at least one."""
+        return cls(median=median(samples), interval=interval(samples), samples=samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +115,18 @@ class Limits:
 
     read_gb_per_s: Rate | None = None
     matmul_tflop_per_s: Mapping[str, Rate] = field(default_factory=dict)
+
+    def with_rounds(self, dtype: str, read: Sequence[float], matmul: Sequence[float]) -> Limits:
+        """Return the limits with the rounds of one more group, whose workload is of `dtype`."""
+        older = self.matmul_tflop_per_s.get(dtype)
+        return Limits(
+            read_gb_per_s=_joined(self.read_gb_per_s, read),
+            matmul_tflop_per_s={**self.matmul_tflop_per_s, dtype: _joined(older, matmul)},
+        )
+
+
+def _joined(older: Rate | None, rounds: Sequence[float]) -> Rate:
+    return Rate.of((*(() if older is None else older.samples), median(rounds)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +289,7 @@ class Results:
     skipped: tuple[Skipped, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
-    def with_group(
-        self, cells: tuple[Cell, ...], skipped: tuple[Skipped, ...], limits: Limits
-    ) -> Results:
+    def with_group(self, cells: tuple[Cell, ...], skipped: tuple[Skipped, ...]) -> Results:
         """Return the results with some more; a cell measured again replaces the older one."""
         new = {cell.identity for cell in cells}
         retried = {(_workload_key(entry), entry.backend) for entry in skipped}
@@ -276,12 +298,7 @@ class Results:
         older = tuple(
             entry for entry in self.skipped if (_workload_key(entry), entry.backend) not in retried
         )
-        matmul = {**self.limits.matmul_tflop_per_s, **limits.matmul_tflop_per_s}
-        merged = Limits(
-            read_gb_per_s=limits.read_gb_per_s or self.limits.read_gb_per_s,
-            matmul_tflop_per_s=matmul,
-        )
-        return replace(self, cells=(*kept, *cells), skipped=(*older, *skipped), limits=merged)
+        return replace(self, cells=(*kept, *cells), skipped=(*older, *skipped))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values, the schema version first."""

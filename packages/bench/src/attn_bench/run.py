@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +14,8 @@ import torch
 from attn_bench.contenders import Contender
 from attn_bench.machine import describe_machine, installed_versions, load_note
 from attn_bench.measure import Bench, Group, unmeasured
-from attn_bench.medians import interval, median
 from attn_bench.results import (
     Cell,
-    Limits,
-    Rate,
     Results,
     Settings,
     Skipped,
@@ -179,7 +176,6 @@ class _Recorder:
         self._results = results
         self._output = output
         self._progress = progress
-        self._rates: dict[str, list[float]] = {}
         self._write_error: OSError | None = None
 
     def check_output(self) -> None:
@@ -247,16 +243,14 @@ class _Recorder:
         return None in refused or wanted <= (measured | refused)
 
     def _add(self, group: Group) -> None:
-        if group.limits:
-            self._rates.setdefault("read", []).extend(group.limits["read"])
-            self._rates.setdefault(group.dtype, []).extend(group.limits["matmul"])
         for skipped in group.skipped:
             beside = f" (as a peer of {skipped.backend})" if skipped.peer else ""
             self._progress.problem(f"not measured{beside}: {skipped.reason}")
-        self._results = replace(
-            self._results.with_group(group.cells, group.skipped, _limits(self._rates)),
-            versions={**self._results.versions, **group.libraries},
-        )
+        results, limits = self._results.with_group(group.cells, group.skipped), group.limits
+        if limits:
+            own = results.limits.with_rounds(group.dtype, limits["read"], limits["matmul"])
+            results = replace(results, limits=own)
+        self._results = replace(results, versions={**results.versions, **group.libraries})
 
     def _save(self) -> None:
         """Write the file; a failure is told, kept, and made good by the next time."""
@@ -277,12 +271,3 @@ def _seconds_left(plan: Plan, started: float) -> float | None:
     if plan.seconds is None:
         return None
     return plan.seconds - (time.perf_counter() - started)
-
-
-def _limits(rates: Mapping[str, Sequence[float]]) -> Limits:
-    """Return the medians over all rounds of the run."""
-    found = {
-        name: Rate(median=median(values), interval=interval(values))
-        for name, values in rates.items()
-    }
-    return Limits(read_gb_per_s=found.pop("read", None), matmul_tflop_per_s=found)
