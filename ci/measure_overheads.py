@@ -2,8 +2,8 @@
 
     python ci/measure_overheads.py docs/benchmarks/overheads.md
 
-prints the figures as JSON and writes the page. Each figure is a median over rounds; what is compared
-alternates within a round, so that a busy machine slows both sides. Run it on installed
+prints the figures as JSON and writes the page. Each figure is a median over rounds; what is
+compared alternates within a round, so that a busy machine slows both sides. Run it on installed
 distributions with bytecode caching on.
 """
 
