@@ -191,7 +191,7 @@ class Selection:
         if self.device.is_simulated:
             notes.append(
                 f"{self.device.name} is simulated: every vendor library is assumed installed, "
-                "and nothing was run on that hardware."
+                "and nothing is run to give this answer."
             )
         if self.decided_by is DecidedBy.USER:
             notes.append(f"{self.policy.backend} was named by {self.policy.source}")
