@@ -79,7 +79,7 @@ def test_the_command_shows_a_line_for_each_rule(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert status == 0
     assert [line.split()[:2] for line in lines[:-1]] == [["LseInBits", "caught"]] * 2
-    assert lines[-1].startswith("2 caught of 1 twins")
+    assert lines[-1].startswith("1 twins on the rules they break: 2 caught,")
 
 
 def test_the_command_fails_if_a_twin_survives(
@@ -90,7 +90,11 @@ def test_the_command_fails_if_a_twin_survives(
     status = main([])
 
     assert status == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("2 survived of 1 twins")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("1 twins on the rules they break: 2 survived,")
+    )
 
 
 def test_the_command_lists_the_twins_for_a_name_that_is_none(

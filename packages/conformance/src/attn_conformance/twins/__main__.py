@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AttnError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    _write(f"{_sum(findings)} of {len(chosen)} twins, in {time.perf_counter() - start:.1f} s")
+    seconds = time.perf_counter() - start
+    _write(f"{len(chosen)} twins on the rules they break: {_sum(findings)}, in {seconds:.1f} s")
     return int(any(item.verdict in (Verdict.SURVIVED, Verdict.MISTAKEN) for item in findings))
 
 
