@@ -63,7 +63,10 @@ def test_a_file_holds_the_json_that_the_demo_prints(
     assert path.read_text() == result.stdout
 
 
-def test_a_file_without_json_is_refused_before_the_model_runs(attn: Any, calls: list[Any]) -> None:
+def test_a_file_without_json_is_refused_before_the_model_runs(
+    attn: Any, calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the error's own JSON goes to the file that was named
     result = attn("demo", "--output", "demo.json")
     assert (result.exit_code, calls) == (2, [])
     assert "--output is 'demo.json' without --json" in result.stderr
