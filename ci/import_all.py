@@ -1,4 +1,4 @@
-"""Import a package and every module in it, but those of `_vendor`.
+"""Import a package and every module in it, but those of `_vendor` and `kernels`.
 
     python ci/import_all.py attn_shared
 
@@ -27,8 +27,8 @@ def main(name: str) -> int:
 
 
 def is_left_out(name: str) -> bool:
-    """Vendor modules need what an extra brings; `__main__` would start the program."""
-    return "_vendor" in name.split(".") or name.endswith(".__main__")
+    """These modules import what an extra or torch's GPU build brings; `__main__` is the program."""
+    return not {"_vendor", "kernels", "__main__"}.isdisjoint(name.split("."))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ DISTRIBUTIONS = (
     "attn-shared",
     "attn-torch",
     "attn-transformers",
+    "attn-triton",
     "attn-xpu",
 )
 PLATFORMS = {"cpu", "cuda", "rocm", "xpu"}
@@ -61,7 +62,7 @@ def test_shared_requires_torch_alone() -> None:
 def test_vendors_are_extras_never_requirements() -> None:
     for platform in PLATFORMS:
         always = {item.name for item in requirements(f"attn-{platform}") if item.marker is None}
-        assert always <= {"attn-shared", "attn-torch", "packaging", "torch"}
+        assert always <= {"attn-shared", "attn-torch", "attn-triton", "packaging", "torch"}
 
 
 def test_pre_releases_are_named_so_that_pip_takes_them() -> None:

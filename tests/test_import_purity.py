@@ -9,7 +9,15 @@ import sys
 
 import pytest
 
-PACKAGES = ("attn_shared", "attn_torch", "attn_cpu", "attn_cuda", "attn_rocm", "attn_xpu")
+PACKAGES = (
+    "attn_shared",
+    "attn_torch",
+    "attn_triton",
+    "attn_cpu",
+    "attn_cuda",
+    "attn_rocm",
+    "attn_xpu",
+)
 VENDORS = {
     "aiter",
     "flash_attn",

@@ -1,0 +1,5 @@
+"""One module per backend."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
