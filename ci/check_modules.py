@@ -1,8 +1,9 @@
 """Two rules for every module: it imports what its distribution declares, and it has `__all__`.
 
 What a distribution's dependencies bring may be imported anywhere in it; what an extra brings, in
-functions alone. (That vendor libraries are imported in `_vendor` alone is a contract for
-import-linter, in pyproject.toml.) Private modules need no `__all__`.
+functions alone; Triton, which torch's GPU builds bring, in a folder `kernels`. (That vendor
+libraries are imported in `_vendor` alone is a contract for import-linter, in pyproject.toml.)
+Private modules need no `__all__`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,18 @@ def broken_rules(dist: Distribution) -> Iterator[str]:
     for path in dist.modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         where = path.relative_to(ROOT)
+        at_hand = always | sys.stdlib_module_names | brought_by_torch(path)
         for line, name, is_deferred in imports(tree):
-            if name in always | sys.stdlib_module_names or (is_deferred and name in optional):
+            if name in at_hand or (is_deferred and name in optional):
                 continue
             yield f"{where}:{line}: imports {name}, which {verdict(name in optional, dist)}"
         if is_public(path) and not has_all(tree):
             yield f"{where}: a public module without __all__"
+
+
+def brought_by_torch(path: Path) -> set[str]:
+    """What this module may import although its distribution does not ask for it."""
+    return {"triton"} if path.parent.name == "kernels" else set()
 
 
 def verdict(is_optional: bool, dist: Distribution) -> str:

@@ -30,7 +30,7 @@ def test_hopper():
 def checkout(pytester: pytest.Pytester) -> pytest.Pytester:
     """A folder with the repository's conftest and one test module in platforms/cuda."""
     pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers =\n    cuda\n    rocm\n    xpu\n")
+    pytester.makeini("[pytest]\nmarkers =\n    cuda\n    rocm\n    xpu\n    interpreter\n")
     folder = pytester.mkdir("platforms") / "cuda"
     folder.mkdir()
     (folder / "test_sample.py").write_text(MODULE, encoding="utf-8")
