@@ -1,0 +1,125 @@
+"""Compile a jitted function for what its arguments are, without JIT's look at each call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime import driver
+from triton.runtime.interpreter import InterpretedFunction
+
+__all__ = [
+    "Kind",
+    "compile_kernel",
+    "driver_calls",
+    "is_interpreted",
+    "kind_of",
+    "target_of",
+    "type_names",
+]
+
+_WARP_SIZES = {"gfx9": 64}  # CDNA; every other GPU that Triton compiles for here has 32
+_ALIGNED = [["tt.divisibility", 16]]
+_TYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e4m3fnuz: "fp8e4b8",
+    torch.float8_e5m2: "fp8e5",
+    torch.float8_e5m2fnuz: "fp8e5b16",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+
+
+class Kind(NamedTuple):
+    """What machine code depends on in one run-time argument: its type, and if it is aligned."""
+
+    type_name: str
+    is_aligned: bool = False
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Return whether TRITON_INTERPRET was set when the kernel was made."""
+    return isinstance(kernel, InterpretedFunction)
+
+
+@functools.cache
+def type_names(kernel: Any) -> tuple[str, ...]:
+    """Return what each parameter is annotated with, in Triton's words; "" for nothing.
+
+    Raises:
+        TypeError: a run-time parameter follows a constexpr, which a handle could not place.
+    """
+    names = ["constexpr" if p.is_constexpr else p.annotation_type for p in kernel.params]
+    first = names.index("constexpr") if "constexpr" in names else len(names)
+    if any(name != "constexpr" for name in names[first:]):
+        raise TypeError(f"{kernel.__name__}: a run-time parameter follows a constexpr one")
+    return tuple(names)
+
+
+def kind_of(argument: object, annotated: str) -> Kind:
+    """Return the kind of a run-time argument.
+
+    Args:
+        argument: a tensor, a number, None for an absent pointer, or a host tensor descriptor.
+        annotated: the parameter's own type, "" for 32 bits.
+    """
+    if isinstance(argument, torch.Tensor):
+        return Kind(f"*{_TYPE_NAMES[argument.dtype]}", argument.data_ptr() % 16 == 0)
+    if argument is None:
+        return Kind("constexpr")
+    if isinstance(argument, int):
+        return Kind(annotated or "i32")
+    if isinstance(argument, float):
+        return Kind(annotated or "fp32")
+    base, block = argument.base, argument.block_shape  # type: ignore[attr-defined]
+    return Kind(f"tensordesc<{_TYPE_NAMES[base.dtype]}{list(block)}>")
+
+
+def driver_calls() -> tuple[Callable[[int], int], Callable[[], int]]:
+    """Return the active driver's calls for the current stream of a device and the device."""
+    return driver.active.get_current_stream, driver.active.get_current_device
+
+
+def target_of(arch: str) -> GPUTarget:
+    """Return Triton's target of an architecture such as "sm_90" or "gfx942"."""
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    is_cdna = arch.startswith("gfx9")
+    return GPUTarget("hip", arch, _WARP_SIZES["gfx9"] if is_cdna else 32)
+
+
+def compile_kernel(
+    kernel: Any,
+    kinds: Mapping[str, Kind],
+    constants: Mapping[str, object],
+    *,
+    target: GPUTarget | None = None,
+    options: Mapping[str, object],
+) -> CompiledKernel:
+    """Compile a kernel for arguments of these kinds; for the current device without a target.
+
+    No value is looked at: unlike JIT's own launch this takes no integer for a constant 1, and on
+    AMD GPUs it does not take small tensors for all that will come.
+    """
+    places = {name: index for index, name in enumerate(kernel.arg_names)}
+    signature, values = {}, {}
+    for name in kernel.arg_names:
+        signature[name] = kinds[name].type_name if name in kinds else "constexpr"
+        if signature[name] == "constexpr":
+            values[(places[name],)] = constants.get(name)
+    attributes = {(places[name],): _ALIGNED for name, kind in kinds.items() if kind.is_aligned}
+    source = ASTSource(kernel, signature, values, attributes)
+    return triton.compile(source, target=target, options=dict(options))

@@ -1,0 +1,190 @@
+"""Launch Triton kernels through compiled handles, which costs the host a third of a JIT launch.
+
+Triton's own `kernel[grid](...)` looks at every argument of every call to choose the machine code.
+A `Launcher` fixes the kernel and its constants once; per call it looks at what can still change the
+machine code (dtypes, 16-byte alignment of each pointer, absent pointers, the device) and finds the
+handle. Where the caller knows that these do not change, `Launcher.handle` gives the handle itself.
+
+Kernels launched so take their run-time parameters first and constexpr ones last; integers are 32
+bits wide unless the parameter is annotated `tl.int64`. Nothing is known about an integer's value: a
+kernel that wants wide accesses says `tl.multiple_of(stride, VECTOR)` with a constexpr VECTOR that
+`vector_width` gives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Handle", "Launcher", "vector_width"]
+
+_WIDEST_BYTES = 16  # what one thread loads or stores at once
+
+
+class Handle:
+    """A kernel compiled for one device and one class of arguments.
+
+    The caller guarantees what the machine code relies on: the dtypes, each pointer's alignment, and
+    which pointers are None are as they were when the handle was made. A tensor may be given as its
+    address (`data_ptr()`), which saves a tenth of the cost.
+    """
+
+    __slots__ = ("_constants", "_function", "_metadata", "_run", "_stream_of", "device_index")
+
+    def __init__(self, compiled: Any, num_constants: int, device_index: int) -> None:
+        self._run = compiled.run  # loads the machine code
+        self._function = compiled.function
+        self._metadata = compiled.packed_metadata
+        self._constants = (None,) * num_constants  # places that Triton's launcher skips
+        self._stream_of = _runtime()[0]
+        self.device_index = device_index
+
+    def __call__(self, grid: tuple[int, int, int], *args: object) -> None:
+        """Launch on the current stream of the handle's device, which has to be the current one.
+
+        Args:
+            grid: programs in each dimension; with a 0 nothing is launched.
+            args: the run-time arguments, in order.
+        """
+        x, y, z = grid
+        if x and y and z:
+            stream = self._stream_of(self.device_index)
+            self._run(
+                x, y, z, stream, self._function, self._metadata, None, None, None, *args,
+                *self._constants,
+            )  # fmt: skip
+
+
+class Launcher:
+    """Launches one kernel with fixed constants.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        constants: values of its constexpr parameters, by name.
+        num_warps: warps per program.
+        num_stages: depth of software pipelining, or None for the compiler's own.
+        options: further options of the compiler, such as `maxnreg`.
+    """
+
+    __slots__ = ("_constants", "_handles", "_kernel", "_options", "is_interpreted")
+
+    def __init__(
+        self,
+        kernel: Any,
+        constants: Mapping[str, object],
+        *,
+        num_warps: int = 4,
+        num_stages: int | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        from attn_triton.kernels.compiling import is_interpreted
+
+        self._kernel = kernel
+        self._constants = dict(constants)
+        self._options = {"num_warps": num_warps, **(options or {})}
+        if num_stages is not None:
+            self._options["num_stages"] = num_stages
+        self._handles: dict[tuple[object, ...], Handle] = {}
+        self.is_interpreted = is_interpreted(kernel)
+
+    def __call__(self, grid: tuple[int, int, int], *args: object) -> None:
+        """Launch on the current stream of the device of the first tensor.
+
+        The first launch of a class of arguments compiles and loads, which a graph capture does not
+        allow: call `handle` with such arguments before.
+
+        Args:
+            grid: programs in each dimension; with a 0 nothing is launched.
+            args: the run-time arguments, in order: tensors, numbers, None for an absent pointer.
+        """
+        if self.is_interpreted:
+            if all(grid):
+                self._kernel[grid](*args, **self._constants)
+            return
+        key, addresses, device = _classify(args)
+        if device.index != _runtime()[1]():
+            with torch.get_device_module(device).device(device.index):
+                self(grid, *args)
+            return
+        handle = self._handles.get(key)
+        if handle is None:
+            handle = self._handles[key] = self._compile(args, device.index)
+        handle(grid, *addresses)
+
+    def handle(self, *args: object) -> Handle:
+        """Return the handle for such arguments on the device of the first tensor.
+
+        Raises:
+            RuntimeError: the kernel is interpreted, and has no handle.
+        """
+        if self.is_interpreted:
+            raise RuntimeError("an interpreted kernel has no handle: call the launcher.")
+        key, _, device = _classify(args)
+        with torch.get_device_module(device).device(device.index):
+            if key not in self._handles:
+                self._handles[key] = self._compile(args, device.index)
+        return self._handles[key]
+
+    def _compile(self, args: Sequence[object], device_index: int) -> Handle:
+        from attn_triton.kernels.compiling import compile_kernel, kind_of, type_names
+
+        annotated = type_names(self._kernel)
+        num_constants = len(annotated) - len(args)
+        if num_constants != annotated.count("constexpr"):
+            raise TypeError(
+                f"{self._kernel.__name__} takes {annotated.index('constexpr')} run-time arguments, "
+                f"got {len(args)}"
+            )
+        named = zip(self._kernel.arg_names, args, annotated, strict=False)
+        kinds = {name: kind_of(arg, annotation) for name, arg, annotation in named}
+        compiled = compile_kernel(self._kernel, kinds, self._constants, options=self._options)
+        return Handle(compiled, num_constants, device_index)
+
+
+def vector_width(dtype: torch.dtype, numbers: Sequence[int]) -> int:
+    """Return how many elements one access may move at most: a power of two that divides all.
+
+    Args:
+        dtype: of the elements.
+        numbers: strides and sizes in elements, all of which the width must divide.
+    """
+    width = _WIDEST_BYTES // dtype.itemsize
+    while any(number % width for number in numbers):
+        width //= 2
+    return width
+
+
+def _classify(args: Sequence[object]) -> tuple[tuple[object, ...], list[object], torch.device]:
+    """Return what chooses the handle, the arguments with addresses for tensors, and the device."""
+    key: list[object] = []
+    addresses: list[object] = []
+    device: torch.device | None = None
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            address = arg.data_ptr()
+            key.append(arg.dtype)
+            key.append(address & (_WIDEST_BYTES - 1) == 0)
+            addresses.append(address)
+            if device is None:
+                device = arg.device
+                key.append(device)
+            continue
+        addresses.append(arg)
+        if arg is None:
+            key.append(None)
+        elif not isinstance(arg, int | float):  # a host tensor descriptor
+            key.append((arg.base.dtype, *arg.block_shape))  # type: ignore[attr-defined]
+    if device is None:
+        raise TypeError("none of the arguments is a tensor, which would say on which device to run")
+    return tuple(key), addresses, device
+
+
+@functools.cache
+def _runtime() -> tuple[Callable[[int], int], Callable[[], int]]:
+    """Return what gives the current stream of a device, and the current device."""
+    from attn_triton.kernels.compiling import driver_calls
+
+    return driver_calls()
