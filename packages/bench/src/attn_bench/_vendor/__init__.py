@@ -1,0 +1,1 @@
+"""Direct calls of vendors' libraries; the only place of this package that imports them."""
