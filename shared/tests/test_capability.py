@@ -30,6 +30,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "kv_connector": {"use_kv_connector": True},
     "per_head_quant_scales": {"per_head_quant_scales": True},
     "lse": {"needs_lse": True},
+    "flash_attn_version": {"flash_attn_version": 3},
     "dcp": {"dcp_size": 2},
     "pcp": {"pcp_size": 4},
 }

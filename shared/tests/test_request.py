@@ -138,6 +138,8 @@ def test_names_become_dtypes_and_enum_members() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("flash_attn_version", 5, "2, 3 or 4, or None"),
+        ("flash_attn_version", "3", "2, 3 or 4, or None"),
         ("dtype", "float8", "unknown dtype 'float8'; allowed: bfloat16, float16, float32"),
         ("kv_cache_dtype", "fp7", "unknown kv_cache_dtype 'fp7'; allowed: auto, bfloat16"),
         ("attn_type", "decode", "unknown attn_type 'decode'; .*did you mean 'decoder'"),

@@ -31,6 +31,7 @@ ONE_FIELD = [
     ({"kv_connector": True}, "use_kv_connector", True),
     ({"per_head_scales": True}, "per_head_quant_scales", True),
     ({"lse": True}, "needs_lse", True),
+    ({"flash_attn_version": 3}, "flash_attn_version", 3),
     ({"dcp": 2}, "dcp_size", 2),
     ({"pcp": 4}, "pcp_size", 4),
     ({"phase": "decode"}, "phase", Phase.DECODE),

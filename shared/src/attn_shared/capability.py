@@ -110,6 +110,13 @@ _FEATURES = (
     _flag("kv_connector", "kv_connector", lambda r: r.use_kv_connector),
     _flag("per_head_quant_scales", "per_head_quant_scales", lambda r: r.per_head_quant_scales),
     _flag("lse", "lse", lambda r: r.needs_lse),
+    _Feature(
+        "flash_attn_version",
+        "flash_attn_version",
+        lambda r: r.flash_attn_version is not None,
+        lambda r: r.flash_attn_version,
+        "None",
+    ),
     _Feature("dcp", "dcp", lambda r: r.dcp_size > 1, lambda r: r.dcp_size, "1"),
     _Feature("pcp", "pcp", lambda r: r.pcp_size > 1, lambda r: r.pcp_size, "1"),
 )
@@ -149,8 +156,11 @@ class Capability:
         kv_connector: another party reads and writes cache blocks.
         per_head_quant_scales: scales of a quantised cache per head.
         lse: the logarithm of the softmax's denominator is returned.
+        flash_attn_version: a generation of FlashAttention may be named.
         dcp, pcp: the cache at decode, the tokens at prefill may be sharded over ranks.
         reads_fresh_kv: the step's new tokens are read unquantised.
+        fp8_products: with an fp8 cache query and P are rounded to its dtype as well, by `q_scale`;
+            the yardstick of accuracy then rounds alike.
         tolerates_nan_tail: slots past seq_len in a used block may hold NaN.
         needs_exact_host_lengths: `build` needs exact lengths on the host.
         counts_short_extends_as_decodes: how its builder splits a batch.
@@ -184,9 +194,11 @@ class Capability:
     kv_connector: Support = Support.NO
     per_head_quant_scales: Support = Support.NO
     lse: Support = Support.NO
+    flash_attn_version: Support = Support.NO
     dcp: Support = Support.NO
     pcp: Support = Support.NO
     reads_fresh_kv: bool = False
+    fp8_products: bool = False
     tolerates_nan_tail: bool = False
     needs_exact_host_lengths: bool = False
     counts_short_extends_as_decodes: bool = False

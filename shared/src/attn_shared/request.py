@@ -19,6 +19,7 @@ __all__ = [
     "MLADims",
     "Phase",
     "Window",
+    "check_flash_attn_version",
     "check_softcap",
     "check_window",
     "window_of",
@@ -125,6 +126,8 @@ class AttentionRequest(CachedHash):
         use_kv_connector: another party reads or writes cache blocks (disaggregation, offload).
         per_head_quant_scales: scales of a quantised cache are per head, not per tensor.
         needs_lse: the caller wants the logarithm of the softmax's denominator.
+        flash_attn_version: the generation of FlashAttention to run, 2, 3 or 4; None leaves the
+            choice. A backend that has no such versions does not serve a named one.
         dcp_size: ranks that one sequence's cache is sharded over at decode.
         pcp_size: ranks that one sequence's prefill is sharded over.
         phase: which part of serving this is for.
@@ -159,6 +162,7 @@ class AttentionRequest(CachedHash):
     use_kv_connector: bool = False
     per_head_quant_scales: bool = False
     needs_lse: bool = False
+    flash_attn_version: int | None = None
     dcp_size: int = 1
     pcp_size: int = 1
     phase: Phase = Phase.MIXED
@@ -174,6 +178,7 @@ class AttentionRequest(CachedHash):
             require_bool(name, getattr(self, name))
         check_window(self.window)
         check_softcap(self.softcap)
+        check_flash_attn_version(self.flash_attn_version)
         self._accept_names()
         self._check_heads()
         if self.mla is not None:
@@ -342,3 +347,16 @@ def check_softcap(softcap: float | None) -> None:
         raise InvalidRequestError.for_field(
             "softcap", softcap, "a positive finite number, or None for off"
         )
+
+
+def check_flash_attn_version(version: int | None) -> None:
+    """Refuse a generation of FlashAttention that does not exist.
+
+    Raises:
+        InvalidRequestError: as said.
+    """
+    if version is None or (isinstance(version, int) and version in (2, 3, 4)):
+        return
+    raise InvalidRequestError.for_field(
+        "flash_attn_version", version, "2, 3 or 4, or None to leave the choice"
+    )

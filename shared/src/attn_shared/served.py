@@ -51,6 +51,7 @@ def request_of(spec: LayerSpec) -> AttentionRequest:
         softcap=spec.softcap,
         has_alibi=spec.has_alibi,
         batch_invariant=spec.batch_invariant,
+        flash_attn_version=spec.flash_attn_version,
         dcp_size=spec.dcp_size,
         pcp_size=spec.pcp_size,
     )

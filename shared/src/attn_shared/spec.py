@@ -39,6 +39,7 @@ class LayerSpec:
         kv_sharing_target: name of the layer whose cache this one reads; it then writes none.
         mla: widths of multi-head latent attention.
         batch_invariant: results must not depend on what shares the batch.
+        flash_attn_version: the generation of FlashAttention that was named, or None.
         dcp_rank, dcp_size, pcp_rank, pcp_size: place in the context-parallel groups.
         dcp_interleave: consecutive tokens that one rank holds.
     """
@@ -59,6 +60,7 @@ class LayerSpec:
     kv_sharing_target: str | None = None
     mla: MLADims | None = None
     batch_invariant: bool = False
+    flash_attn_version: int | None = None
     dcp_rank: int = 0
     dcp_size: int = 1
     dcp_interleave: int = 1
@@ -112,6 +114,7 @@ class LayerSpec:
             mla=request.mla,
             kv_sharing_target=kv_sharing_target,
             batch_invariant=request.batch_invariant,
+            flash_attn_version=request.flash_attn_version,
             dcp_rank=dcp_rank,
             dcp_size=request.dcp_size,
             dcp_interleave=dcp_interleave,

@@ -41,6 +41,7 @@ _FIELDS = MappingProxyType(
         "kv_connector": "use_kv_connector",
         "per_head_scales": "per_head_quant_scales",
         "lse": "needs_lse",
+        "flash_attn_version": "flash_attn_version",
         "dcp": "dcp_size",
         "pcp": "pcp_size",
         "phase": "phase",
@@ -158,6 +159,10 @@ class RequestFlags:
     batch_invariant: Annotated[
         bool, _mode.flag("--batch-invariant", "Results do not depend on what shares the batch.")
     ] = False
+    flash_attn_version: Annotated[
+        int | None,
+        _mode.integer("--flash-attn-version", "The FlashAttention to run: 2, 3 or 4.", "V"),
+    ] = None
     dcp: Annotated[
         int, _mode.integer("--dcp", "Ranks that a sequence's cache is sharded over at decode.")
     ] = 1

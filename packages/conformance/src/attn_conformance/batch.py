@@ -22,6 +22,7 @@ from attn_shared import reference
 from attn_shared.accuracy import eager_attention, eager_varlen_attention
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.quantization import FP8_DTYPES
 from attn_shared.reference import AttentionOptions, ReferenceResult
 from attn_shared.request import AttentionType
 from attn_shared.spec import LayerSpec
@@ -86,14 +87,18 @@ class Batch:
             chunk_size=self.spec.chunk_size,
         )
 
-    def expected(self, *, reads_fresh_kv: bool = False) -> tuple[ReferenceResult, ReferenceResult]:
+    def expected(
+        self, *, reads_fresh_kv: bool = False, fp8_products: bool = False
+    ) -> tuple[ReferenceResult, ReferenceResult]:
         """Return the float64 answer, and eager attention's in the compute dtype.
 
         Args:
             reads_fresh_kv: the step's new tokens are read as they are handed over, not as stored.
+            fp8_products: over an fp8 cache eager attention multiplies in the cache's dtype.
         """
         if self.device.type not in _KNOW_FLOAT64:
-            return self.on_host().expected(reads_fresh_kv=reads_fresh_kv)
+            host = self.on_host()
+            return host.expected(reads_fresh_kv=reads_fresh_kv, fp8_products=fp8_products)
         if self.case.is_cache_free:
             return self._expected_cache_free()
         if self.written_cache is None or not isinstance(self.spec.kv_cache_spec, AttentionSpec):
@@ -102,9 +107,12 @@ class Batch:
         arguments = self._reference_arguments(reads_fresh_kv)
         arguments |= {"key_scales": views.key_scale, "value_scales": views.value_scale}
         tensors = (self.query, views.key, views.value)
+        eager: dict[str, Any] = {}
+        if fp8_products and views.key.dtype in FP8_DTYPES:
+            eager = {"compute_dtype": views.key.dtype, "q_scale": self.layer.q_scale}
         return (
             reference.paged_attention(*tensors, self.options, **arguments),
-            eager_attention(*tensors, self.options, **arguments),
+            eager_attention(*tensors, self.options, **arguments, **eager),
         )
 
     def on_host(self) -> Batch:

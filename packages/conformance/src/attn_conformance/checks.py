@@ -87,8 +87,11 @@ class Answer:
 
 def answer_of(subject: Subject, batch: Batch) -> Answer:
     """Return what a batch's result has to be for this backend."""
-    fresh = subject.capability.reads_fresh_kv
-    return Answer(batch, *batch.expected(reads_fresh_kv=fresh), str(batch.case))
+    capability = subject.capability
+    expected = batch.expected(
+        reads_fresh_kv=capability.reads_fresh_kv, fp8_products=capability.fp8_products
+    )
+    return Answer(batch, *expected, str(batch.case))
 
 
 def check_numbers(subject: Subject, case: Case) -> None:
