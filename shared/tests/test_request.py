@@ -138,8 +138,6 @@ def test_names_become_dtypes_and_enum_members() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("flash_attn_version", 5, "2, 3 or 4, or None"),
-        ("flash_attn_version", "3", "2, 3 or 4, or None"),
         ("dtype", "float8", "unknown dtype 'float8'; allowed: bfloat16, float16, float32"),
         ("kv_cache_dtype", "fp7", "unknown kv_cache_dtype 'fp7'; allowed: auto, bfloat16"),
         ("attn_type", "decode", "unknown attn_type 'decode'; .*did you mean 'decoder'"),
@@ -151,6 +149,12 @@ def test_names_become_dtypes_and_enum_members() -> None:
 def test_unknown_names_are_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(UnknownNameError, match=message):
         request(**{field: value})
+
+
+@pytest.mark.parametrize("version", [1, 5, "3", 3.0, True])
+def test_a_flash_attention_that_does_not_exist_is_refused(version: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="flash_attn_version=.* allowed: 2, 3 or 4"):
+        request(flash_attn_version=version)
 
 
 def test_value_heads_are_as_wide_as_key_heads_unless_said() -> None:
