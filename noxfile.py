@@ -15,6 +15,7 @@ Rooms, each building its wheels, installing them and running its tests:
     triton      attn-triton under Triton's interpreter, and its kernels compiled for every GPU
     bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
+    sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
     full        the torch backends through the conformance suite at full depth; not in `tests`
 
 Over all of them:
@@ -44,7 +45,7 @@ from pathlib import Path
 import nox
 
 __all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages", "rocm"]
-__all__ += ["shared", "tests", "torch", "triton", "typing", "xpu"]
+__all__ += ["sanitize", "shared", "tests", "torch", "triton", "typing", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -88,8 +89,9 @@ def torch(session: nox.Session) -> None:
 
 @nox.session
 def cpu(session: nox.Session) -> None:
-    """attn-cpu: the platform for CPUs."""
-    run_room(session, "attn-cpu")
+    """attn-cpu: the platform for CPUs; its kernels keep the contract on each instruction set."""
+    install(session, *closure(["attn-cpu", "attn-conformance"]))
+    run_pytest(session, tests_of("attn-cpu"))
 
 
 @nox.session
@@ -142,6 +144,20 @@ def full(session: nox.Session) -> None:
     for backend in ("TORCH_SDPA", "FLEX_ATTENTION"):
         verify = ("python", "-m", "attn_cli", "verify", backend, "--depth", "full")
         session.run(*verify, *session.posargs, env=QUIET_WAIT)
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """attn-cpu's tests on kernels built with AddressSanitizer and UBSan; outside `tests`."""
+    install(session, *closure(["attn-cpu", "attn-conformance"]))
+    wheels = Path(session.create_tmp()) / "sanitized"
+    shutil.rmtree(wheels, ignore_errors=True)
+    options = ("-C", "cmake.define.ATTN_SANITIZE=ON", "-C", "build-dir=build/sanitized")
+    folder = f"./{DISTS['attn-cpu']}"
+    command = ("pip", "wheel", *BUILT_BY_PIP, *options, "-w", str(wheels), folder)
+    session.run("python", "-m", *command, env={"ATTN_CPU_KERNELS": "required"})
+    session.install("--quiet", "--force-reinstall", "--no-deps", *map(str, wheels.iterdir()))
+    run_pytest(session, tests_of("attn-cpu"), **sanitizer_settings(session))
 
 
 @nox.session
@@ -200,7 +216,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def dist(session: nox.Session) -> None:
     """Build every sdist and wheel into dist/; install each alone and import all of it."""
-    link_layers(session, tools_layer(session))
+    link_layers(session, tools_layer(session), torch_layer(session))
     folder = Path("dist")
     shutil.rmtree(folder, ignore_errors=True)
     for name, source in DISTS.items():
@@ -210,6 +226,7 @@ def dist(session: nox.Session) -> None:
     session.run("python", "-m", "twine", "check", "--strict", *map(str, sorted(folder.iterdir())))
     for name in DISTS:
         try_wheel(session, name, folder)
+    try_without_kernels(session, folder)
 
 
 @nox.session
@@ -306,6 +323,40 @@ def try_wheel(session: nox.Session, name: str, folder: Path) -> None:
     session.run(python, "ci/import_all.py", name.replace("-", "_"), external=True)
     if name == "attn-cli":
         session.run(str(Path(python).with_name("attn")), "info", external=True)
+
+
+def try_without_kernels(session: nox.Session, folder: Path) -> None:
+    """Build attn-cpu as where there is no compiler, and see the torch backends serve."""
+    temporary = Path(session.create_tmp())
+    pure = temporary / "pure"
+    shutil.rmtree(pure, ignore_errors=True)
+    command = ("pip", "wheel", *BUILT_BY_PIP, "-w", str(pure), f"./{DISTS['attn-cpu']}")
+    session.run("python", "-m", *command, env={"ATTN_CPU_KERNELS": "off"})
+    (wheel,) = pure.glob("attn_cpu-*-py3-none-any.whl")
+    location = temporary / "attn-cpu-pure"
+    python = create_environment(session, location)
+    link(session, python, torch_layer(session))
+    siblings = [str(next(folder.glob(f"{name}-*.whl"))) for name in ("attn_shared", "attn_torch")]
+    options = ("--quiet", "--constraint", torch_constraint())
+    session.run(python, "-m", "pip", "install", *options, str(wheel), *siblings, external=True)
+    session.run(python, "ci/check_pure_wheel.py", external=True)
+
+
+def sanitizer_settings(session: nox.Session) -> dict[str, str]:
+    """Return the environment in which an interpreter without sanitizers loads what has them."""
+    compiler = os.environ.get("CXX", "c++")
+    # The C++ library too: the sanitizer wraps its exceptions, and finds it only if it came first.
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    found = [
+        str(session.run(compiler, f"-print-file-name={name}", silent=True, external=True)).strip()
+        for name in names
+    ]
+    return {
+        "LD_PRELOAD": " ".join(found),
+        # Leaks are those of the interpreter, which frees little at its end.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    }
 
 
 # Layers: environments whose packages others see through a .pth file
