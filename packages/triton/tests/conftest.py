@@ -22,11 +22,10 @@ _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
+GPU = ("xpu", "xpu") if torch.version.xpu else ("cuda", "rocm" if torch.version.hip else "cuda")
 DEVICES = [
     pytest.param("cpu", id="interpreter", marks=pytest.mark.interpreter),
-    pytest.param("cuda", id="cuda", marks=pytest.mark.cuda),
-    pytest.param("cuda", id="rocm", marks=pytest.mark.rocm),
-    pytest.param("xpu", id="xpu", marks=pytest.mark.xpu),
+    pytest.param(GPU[0], id="gpu", marks=getattr(pytest.mark, GPU[1])),
 ]
 FLOATS = {
     "fp32": torch.float32,

@@ -8,11 +8,12 @@ import torch
 
 from attn_shared.dtypes import KVQuantMode, dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
+from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
 from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
 
 __all__ = [
     "PAD_SLOT_ID",
+    "check_write",
     "concat_and_cache_mla",
     "gather_rows",
     "slot_mapping_for",
@@ -140,12 +141,8 @@ def write_kv(
         InvalidInputError: a shape, dtype, device or scale does not fit.
         UnsupportedOptionError: a format that is not written with torch.
     """
-    views = spec.split(kv_cache)
-    _check_slots(slot_mapping, kv_cache)
-    num_tokens = len(slot_mapping)
-    _check_rows("key", key, num_tokens, (spec.num_kv_heads, spec.head_size), kv_cache)
-    _check_rows("value", value, num_tokens, (spec.num_kv_heads, spec.head_size_v), kv_cache)
-    if num_tokens == 0:
+    views = _checked_views(kv_cache, spec, key, value, slot_mapping)
+    if len(slot_mapping) == 0:
         return
     places = _places(slot_mapping, spec.block_size)
     key_stored, key_row_scale = _encode(spec, "k_scale", key[places.rows], k_scale)
@@ -156,6 +153,45 @@ def write_kv(
         _put(views.key_scale, places, key_row_scale)
     if views.value_scale is not None and value_row_scale is not None:
         _put(views.value_scale, places, value_row_scale)
+
+
+def check_write(
+    kv_cache: torch.Tensor,
+    spec: AttentionSpec,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+) -> KVViews:
+    """Refuse what `write_kv` refuses, with the same words, for kernels that write in its place.
+
+    Takes the arguments of `write_kv`, launches nothing, and returns the views of the cache.
+
+    Raises:
+        InvalidInputError: a shape, dtype, device or scale does not fit.
+        UnsupportedOptionError: a format that has no one way of being written.
+    """
+    views = _checked_views(kv_cache, spec, key, value, slot_mapping)
+    _encode(spec, "k_scale", key[:0], k_scale)
+    _encode(spec, "v_scale", value[:0], v_scale)
+    return views
+
+
+def _checked_views(
+    kv_cache: torch.Tensor,
+    spec: AttentionSpec,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> KVViews:
+    views = spec.split(kv_cache)
+    _check_slots(slot_mapping, kv_cache)
+    num_tokens = len(slot_mapping)
+    _check_rows("key", key, num_tokens, (spec.num_kv_heads, spec.head_size), kv_cache)
+    _check_rows("value", value, num_tokens, (spec.num_kv_heads, spec.head_size_v), kv_cache)
+    return views
 
 
 def concat_and_cache_mla(
