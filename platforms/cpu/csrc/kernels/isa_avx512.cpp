@@ -1,0 +1,22 @@
+// The kernels of level avx512.
+#include <immintrin.h>
+#include <cmath>
+#include <cstring>
+
+#include "table.h"
+
+// Headers below are compiled into this namespace, once per level, so that no inline function of one level can
+// stand in for another's.
+
+namespace attn_cpu::avx512 {
+
+#include "scalar.h"
+#include "vec_avx512.h"
+#include "common.h"
+#include "tile.h"
+#include "write.h"
+
+extern const Kernels kKernels;
+const Kernels kKernels = {tile_bytes, attend_tile, merge_rows, write_slots};
+
+}  // namespace attn_cpu::avx512

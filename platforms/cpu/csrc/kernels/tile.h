@@ -1,0 +1,261 @@
+// The float32 kernel: any dtype, head size, page and mask. Keys are read once for up to kTileRows rows, as
+// float32 straight from the page or widened into a tile first.
+
+static constexpr int kTileRows = 64, kTileKeys = 64;
+
+struct Tile {
+  float *q, *k, *v, *s, *o, *m, *l;
+  Bounds* bounds;
+  int width, width_v;  // head sizes rounded up to whole vectors
+};
+
+static inline size_t tile_bytes(int head_size, int head_size_v) {
+  const size_t d = round_up(head_size, W), dv = round_up(head_size_v, W);
+  return sizeof(float) * (kTileRows * (d + dv + kTileKeys + 2) + kTileKeys * (d + dv)) +
+         sizeof(Bounds) * kTileRows + 16 * 64;
+}
+static inline Tile tile_in(char* scratch, const Call& c) {
+  auto take = [&](size_t bytes) {
+    char* p = scratch;
+    scratch += round_up(static_cast<int64_t>(bytes), 64);
+    return p;
+  };
+  auto floats = [&](size_t n) { return reinterpret_cast<float*>(take(n * sizeof(float))); };
+  Tile t;
+  t.width = static_cast<int>(round_up(c.head_size, W));
+  t.width_v = static_cast<int>(round_up(c.head_size_v, W));
+  t.q = floats(kTileRows * t.width);
+  t.k = floats(kTileKeys * t.width);
+  t.v = floats(kTileKeys * t.width_v);
+  t.s = floats(kTileRows * kTileKeys);
+  t.o = floats(kTileRows * t.width_v);
+  t.m = floats(kTileRows);
+  t.l = floats(kTileRows);
+  t.bounds = reinterpret_cast<Bounds*>(take(sizeof(Bounds) * kTileRows));
+  return t;
+}
+
+// Pointers to the rows of n keys from t on, then the last one again up to kTileKeys: what is computed for
+// those is not used.
+struct KeyRows {
+  const char *key[kTileKeys], *value[kTileKeys];
+};
+static inline void find_rows(const Call& c, int b, int h, int64_t t, int n, KeyRows& rows) {
+  for (int j = 0; j < n;) {
+    const Run run = run_at(c, b, h, t + j);
+    const int count = static_cast<int>(imin(run.count, n - j));
+    for (int i = 0; i < count; i++) {
+      rows.key[j + i] = run.key + i * c.key.slot;
+      rows.value[j + i] = run.value + i * c.value.slot;
+    }
+    j += count;
+  }
+  for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1], rows.value[j] = rows.value[n - 1];
+}
+
+static inline void prefetch_row(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+// Products of R query rows and W / R keys; W accumulators hide the latency and fold into one vector.
+template <int R>
+static inline void dot_block(const float* q, int width, const char* const* keys, float* s) {
+  constexpr int K = W / R;
+  vf acc[W];
+  for (int i = 0; i < W; i++) acc[i] = vzero();
+  for (int d = 0; d < width; d += W) {
+    vf k[K];
+    for (int j = 0; j < K; j++) k[j] = vload(reinterpret_cast<const float*>(keys[j]) + d);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const vf x = vload(q + r * width + d);
+#pragma GCC unroll 16
+      for (int j = 0; j < K; j++) acc[r * K + j] = vfma(x, k[j], acc[r * K + j]);
+    }
+  }
+  float sums[W];
+  vstore(sums, vreduce(acc));
+  for (int r = 0; r < R; r++) memcpy(s + r * kTileKeys, sums + r * K, K * sizeof(float));
+}
+
+// o[R][N vectors] += p[R][n] . values
+template <int R, int N>
+static inline void weigh_block(const float* p, const char* const* values, int d, int n, float* o, int width) {
+  vf acc[R][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) acc[r][i] = vload(o + r * width + d + i * W);
+  for (int j = 0; j < n; j++) {
+    const float* v = reinterpret_cast<const float*>(values[j]) + d;
+    vf x[N];
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) x[i] = vload(v + i * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const vf w = vset(p[r * kTileKeys + j]);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; i++) acc[r][i] = vfma(w, x[i], acc[r][i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) vstore(o + r * width + d + i * W, acc[r][i]);
+}
+template <int R>
+static inline void weigh_rows(const float* p, const char* const* values, int n, float* o, int width) {
+  int d = 0;
+  for (; d + kValueVecs * W <= width; d += kValueVecs * W)
+    weigh_block<R, kValueVecs>(p, values, d, n, o, width);
+  for (; d < width; d += W) weigh_block<R, 1>(p, values, d, n, o, width);
+}
+
+// The heads of a row block of a decode: what stays the same over its keys.
+struct Work {
+  const Call& c;
+  const Item& it;
+  const Tile& t;
+  int rows, r0;        // rows of this tile, the first of which is row r0 of the request
+  int padded;          // rounded up to whole row blocks
+  bool keys_direct, values_direct;
+};
+
+// Turn the products of one row into weights, keep its running reference and denominator.
+static inline void softmax_row(const Work& w, int i, int64_t t0, int n, const float* key_scale,
+                               const float* value_scale) {
+  const Tile& t = w.t;
+  float* s = t.s + i * kTileKeys;
+  const Bounds& b = t.bounds[i];
+  const LogitRule rule = logit_rule(w.c, w.it.h, w.it.h * w.c.group + (w.r0 + i) % w.c.group);
+  const int nv = (n + W - 1) / W;
+  const bool masked = !sees_all(b, t0, t0 + nv * W);
+  vf y[kTileKeys / W], top = vset(-INFINITY);
+  for (int v = 0; v < nv; v++) {
+    vf x = vload(s + v * W);
+    if (key_scale) x = x * vload(key_scale + v * W);
+    x = logit(rule, x, t0 + v * W, b.position);
+    if (masked) x = vclip(hide(x, t0 + v * W, b), t0 + v * W, t0, t0 + n, vset(-INFINITY));
+    y[v] = x;
+    top = vmax(top, x);
+  }
+  float m = t.m[i], l = t.l[i];
+  // The reference moves only when a weight would pass 2^8, so that the accumulator is rarely rescaled.
+  if (vany_gt(top, vset(m + 8.f))) {
+    const float next = vrmax(top), f = exp2_of(m - next);
+    for (int d = 0; d < t.width_v; d += W) {
+      float* o = t.o + i * t.width_v + d;
+      vstore(o, vload(o) * vset(f));
+    }
+    l *= f;
+    t.m[i] = m = next;
+  }
+  const bool empty = m == -INFINITY;
+  vf sum = vzero();
+  for (int v = 0; v < nv; v++) {
+    vf p = empty ? vzero() : vexp2(y[v] - vset(m));
+    sum = sum + p;
+    if (value_scale) p = p * vload(value_scale + v * W);
+    vstore(s + v * W, p);
+  }
+  t.l[i] = l + vrsum(sum);
+}
+
+template <int R>
+static inline void dot_rows(const Work& w, const KeyRows& rows, const KeyRows& next, int n, int64_t ahead) {
+  constexpr int K = W / R;
+  for (int j = 0; j < n; j += K) {
+    for (int i = 0; i < K && ahead; i++) prefetch_row(next.key[j + i], ahead);
+    for (int r = 0; r < w.padded; r += R)
+      dot_block<R>(w.t.q + r * w.t.width, w.t.width, rows.key + j, w.t.s + r * kTileKeys + j);
+  }
+}
+
+static inline void load_scales(const Work& w, const ScaleView& view, int64_t t0, int n, float* out) {
+  for (int j = 0; j < kTileKeys; j++) out[j] = j < n ? scale_at(w.c, view, w.it.b, w.it.h, t0 + j) : 0.f;
+}
+
+// Widen what is not float32 in whole vectors; `rows` then points into the tile.
+static inline void widen_keys(const Work& w, int n, KeyRows& rows) {
+  const Call& c = w.c;
+  const Tile& t = w.t;
+  for (int j = 0; j < n; j++) {
+    if (!w.keys_direct) {
+      widen_row(c.kv_dtype, rows.key[j], t.k + j * t.width, c.head_size, t.width);
+      rows.key[j] = reinterpret_cast<const char*>(t.k + j * t.width);
+    }
+    if (!w.values_direct) {
+      widen_row(c.kv_dtype, rows.value[j], t.v + j * t.width_v, c.head_size_v, t.width_v);
+      rows.value[j] = reinterpret_cast<const char*>(t.v + j * t.width_v);
+    }
+  }
+  for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1], rows.value[j] = rows.value[n - 1];
+}
+
+template <int R>
+static inline void weigh_keys(const Work& w, const KeyRows& rows, int64_t t0, int n) {
+  const Tile& t = w.t;
+  for (int r = 0; r < w.padded; r += R) {
+    bool any = false;
+    for (int i = r; i < r + R && i < w.rows; i++) any |= !sees_none(t.bounds[i], t0, t0 + n);
+    if (any) weigh_rows<R>(t.s + r * kTileKeys, rows.value, n, t.o + r * t.width_v, t.width_v);
+  }
+}
+
+template <int R>
+static void run_tile(const Work& w) {
+  const Call& c = w.c;
+  const Tile& t = w.t;
+  const Extent e = extent_of(t.bounds, w.rows, w.it.k0, w.it.k1);
+  const int64_t size = dtype_bytes(c.kv_dtype);
+  const bool scaled = c.kv_dtype == DType::kInt8;
+  alignas(64) float key_scale[kTileKeys], value_scale[kTileKeys];
+  KeyRows rows[2];
+  int now = 0;
+  // Steps start at multiples of kTileKeys whatever the rows, so that a row's sums never depend on its neighbours.
+  const int64_t first = e.from < e.to ? e.from / kTileKeys * kTileKeys : e.to;
+  auto count_at = [&](int64_t t0) { return static_cast<int>(imin(kTileKeys, e.to - t0)); };
+  if (first < e.to) find_rows(c, w.it.b, w.it.h, first, count_at(first), rows[0]);
+  for (int64_t t0 = first; t0 < e.to; t0 += kTileKeys, now ^= 1) {
+    const int n = count_at(t0);
+    KeyRows &here = rows[now], &next = rows[now ^ 1];
+    const bool more = t0 + kTileKeys < e.to;
+    if (more) find_rows(c, w.it.b, w.it.h, t0 + kTileKeys, count_at(t0 + kTileKeys), next);
+    widen_keys(w, n, here);
+    if (scaled) load_scales(w, c.key_scales, t0, n, key_scale), load_scales(w, c.value_scales, t0, n, value_scale);
+    dot_rows<R>(w, here, next, n, more ? c.head_size * size : 0);
+    for (int i = 0; i < w.rows; i++)
+      softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
+    if (more)
+      for (int j = 0; j < kTileKeys; j++) prefetch_row(next.value[j], c.head_size_v * size);
+    weigh_keys<R>(w, here, t0, n);
+  }
+}
+
+static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, int rows) {
+  const int size = static_cast<int>(dtype_bytes(c.dtype)), block = rows > 2 ? kDotRows : rows;
+  const int padded = static_cast<int>(round_up(rows, block));
+  for (int i = 0; i < padded; i++) {
+    const int row = r0 + (i < rows ? i : rows - 1), head = it.h * c.group + row % c.group;
+    const int64_t token = c.query_start[it.b] + row / c.group;
+    widen_row(c.dtype, c.query + (token * c.query_token + head * c.query_head) * size, t.q + i * t.width,
+              c.head_size, t.width);
+    t.bounds[i] = bounds_of(c, it.b, row / c.group);
+    t.m[i] = -INFINITY;
+    t.l[i] = 0.f;
+  }
+  for (int i = 0; i < padded * t.width_v; i += W) vstore(t.o + i, vzero());
+  for (int i = 0; i < padded * kTileKeys; i += W) vstore(t.s + i, vzero());
+  const bool direct = c.kv_dtype == DType::kFloat32;
+  const Work w = {c, it, t, rows, r0, padded, direct && c.head_size % W == 0, direct && c.head_size_v % W == 0};
+  if (block == 1) run_tile<1>(w);
+  else if (block == 2) run_tile<2>(w);
+  else run_tile<kDotRows>(w);
+  for (int i = 0; i < rows; i++) put_row(c, it, r0 + i, t.o + i * t.width_v, t.m[i], t.l[i]);
+}
+
+static void attend_tile(const Call& c, const Item& it, char* scratch) {
+  const Tile t = tile_in(scratch, c);
+  for (int r = it.r0; r < it.r1; r += kTileRows)
+    attend_rows(c, it, t, r, static_cast<int>(imin(kTileRows, it.r1 - r)));
+}

@@ -1,0 +1,91 @@
+// Sixteen float lanes: AVX-512 F, BW, DQ and VL.
+
+typedef __m512 vf;
+static constexpr int W = 16;
+static constexpr int kDotRows = 4, kValueVecs = 4;
+
+static inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
+static inline void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf vset(float x) { return _mm512_set1_ps(x); }
+static inline vf vzero() { return _mm512_setzero_ps(); }
+static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline float vrmax(vf x) { return _mm512_reduce_max_ps(x); }
+static inline float vrsum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline __m512i lanes() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+static inline vf viota(int64_t base) {
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(lanes(), _mm512_set1_epi32(static_cast<int>(base))));
+}
+static inline vf vabs(vf x) { return _mm512_abs_ps(x); }
+static inline bool vany_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+static inline __mmask16 first_lanes(int64_t n) {
+  return static_cast<__mmask16>((1u << imin(imax(n, 0), 16)) - 1u);
+}
+static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
+  const __mmask16 in = static_cast<__mmask16>(first_lanes(hi - base) & ~first_lanes(lo - base));
+  return _mm512_mask_mov_ps(other, in, x);
+}
+
+static inline vf vexp2(vf y) {
+  y = _mm512_max_ps(y, vset(-200.f));
+  const vf whole = _mm512_roundscale_ps(y, 8), f = y - whole;
+  vf p = vset(1.5403530e-4f);
+  p = vfma(p, f, vset(1.3333558e-3f));
+  p = vfma(p, f, vset(9.6181291e-3f));
+  p = vfma(p, f, vset(5.5504109e-2f));
+  p = vfma(p, f, vset(2.4022651e-1f));
+  p = vfma(p, f, vset(6.9314718e-1f));
+  p = vfma(p, f, vset(1.f));
+  return _mm512_scalef_ps(p, whole);  // below 2^-149 that is 0
+}
+
+static inline vf pair_sums32(vf a, vf b) { return _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b); }
+static inline vf pair_sums64(vf a, vf b) {
+  const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+  return _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+}
+static inline vf vreduce(vf* a) {
+  vf q[4];  // each 128-bit lane of q[i] holds partial sums of a[4i .. 4i + 3]
+  for (int i = 0; i < 4; i++)
+    q[i] = pair_sums64(pair_sums32(a[4 * i], a[4 * i + 1]), pair_sums32(a[4 * i + 2], a[4 * i + 3]));
+  const vf x = _mm512_shuffle_f32x4(q[0], q[1], 0x88) + _mm512_shuffle_f32x4(q[0], q[1], 0xdd);
+  const vf y = _mm512_shuffle_f32x4(q[2], q[3], 0x88) + _mm512_shuffle_f32x4(q[2], q[3], 0xdd);
+  return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
+}
+
+static inline vf vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+static inline __m256i load16(const void* p, int n) { return _mm256_maskz_loadu_epi16(first_lanes(n), p); }
+static inline __m128i load8(const void* p, int n) { return _mm_maskz_loadu_epi8(first_lanes(n), p); }
+static inline vf vload_bf16(const uint16_t* p, int n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load16(p, n)), 16));
+}
+static inline vf vload_f16(const uint16_t* p, int n) { return _mm512_cvtph_ps(load16(p, n)); }
+static inline vf vload_e4m3(const uint8_t* p, int n) {
+  const __m256i x = _mm256_cvtepi8_epi16(load8(p, n)), rest = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
+  __m256i half = _mm256_or_si256(_mm256_slli_epi16(rest, 7),
+                                 _mm256_and_si256(x, _mm256_set1_epi16(static_cast<int16_t>(0x8000))));
+  half = _mm256_mask_mov_epi16(half, _mm256_cmpeq_epi16_mask(rest, _mm256_set1_epi16(0x7f)),
+                               _mm256_set1_epi16(0x7e00));
+  return _mm512_cvtph_ps(half) * vset(256.f);
+}
+static inline vf vload_e5m2(const uint8_t* p, int n) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load8(p, n)), 8));
+}
+static inline vf vload_i8(const int8_t* p, int n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load8(p, n)));
+}
+static inline void vstore_n(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+static inline __m256i round_bf16(vf x) {
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  r = _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+  return _mm512_cvtepi32_epi16(r);
+}
+static inline void vstore_bf16(uint16_t* p, vf x, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), round_bf16(x));
+}
+static inline void vstore_f16(uint16_t* p, vf x, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
