@@ -11,7 +11,7 @@ import torch
 from attn_bench.contenders import Contender, Prepared
 from attn_bench.peers import SdpaContender
 from attn_bench.results import Cell, Limits, Machine, Rate, Results, Settings
-from attn_bench.timing import Call, Timer
+from attn_bench.timing import Call, PlanTime, Timer
 from attn_bench.workloads import Heads, Workload, WorkloadPhase
 
 CPU = torch.device("cpu")
@@ -38,13 +38,15 @@ class FakeTimer(Timer):
     def synchronize(self) -> None:
         pass
 
-    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+    def time_us(
+        self, calls: Sequence[Call], host_us: float | None = None, *, calls_each: int = 1
+    ) -> float:
         calls[0]()
-        return next(self._times)
+        return next(self._times) / calls_each
 
-    def plan_us(self, plan: Call) -> float:
+    def plan_us(self, plan: Call) -> PlanTime:
         plan()
-        return 7.0
+        return PlanTime(host_us=3.0, done_us=7.0)
 
 
 class FakeContender(Contender):

@@ -7,6 +7,7 @@ from attn_bench.cells import make_cells
 from attn_bench.limits import LimitRunner
 from attn_bench.results import Settings
 from attn_bench.runners import Runner
+from attn_bench.timing import PlanTime
 
 BATCH = workload((1, 1), (5, 9))  # 1792 + 512 bytes, 1792 operations
 SETTINGS = Settings(rounds=3)
@@ -14,8 +15,9 @@ SETTINGS = Settings(rounds=3)
 
 def runner(name: str, *times: float, plans: tuple[float, ...] = ()) -> Runner:
     prepared = FakeContender(name).prepare(BATCH, CPU, 1, is_captured=False)
-    found = Runner(prepared, (), [f"about {name}"])
-    found.times, found.plans = list(times), list(plans)
+    found = Runner(prepared, None, [f"about {name}"])
+    found.times = list(times)
+    found.plans = [PlanTime(host_us=plan - 1, done_us=plan) for plan in plans]
     return found
 
 
@@ -45,7 +47,9 @@ def test_figures_by_hand() -> None:
     # a quarter of the bytes in 2/6, 4/6 and 3/12 of the time: 3/4, 3/8 and 1 of the rate
     assert cell.share_of_read == pytest.approx(0.75)
     assert cell.share_of_matmul == pytest.approx(1.5)
-    assert (cell.plan_us, cell.host_us, cell.rounds) == (7.0, None, 3)
+    assert (cell.plan_us, cell.plan_host_us, cell.plan_waits) == (7.0, 6.0, None)
+    assert (cell.host_us, cell.host_interval_us, cell.rounds) == (None, None, 3)
+    assert (cell.peer_plan_us, cell.peer_plan_host_us, cell.peer_host_us) == (None, None, None)
     assert (cell.cache_state, cell.mode, cell.peer_mode) == ("cold", "eager", "eager")
     assert cell.notes == ("about OURS", "about PEER", "about the rounds")
     assert (cell.label, cell.batch, cell.context, cell.query_len) == ("2x9", 2, 9, 1)
@@ -72,3 +76,14 @@ def test_without_peers_there_is_one_cell() -> None:
     (cell,) = make_cells(BATCH, SETTINGS, runner("OURS", 2.0), [], limits(1.0), [])
     assert (cell.peer, cell.ratio, cell.peer_time_us, cell.peer_mode) == (None, None, None, None)
     assert cell.plan_us is None
+
+
+def test_the_hosts_work_of_both_sides() -> None:
+    ours, peer = runner("OURS", 2.0, plans=(9.0,)), runner("PEER", 4.0, plans=(5.0,))
+    ours.hosts, peer.hosts = [20.0, 24.0, 22.0], [80.0]
+    ours.plan_waits, peer.plan_waits = False, True
+    (cell,) = make_cells(BATCH, SETTINGS, ours, [peer], limits(1.0), [])
+    assert (cell.host_us, cell.host_interval_us) == (22.0, (20.0, 24.0))
+    assert (cell.peer_host_us, cell.peer_host_interval_us) == (80.0, (80.0, 80.0))
+    assert (cell.peer_plan_us, cell.peer_plan_host_us) == (5.0, 4.0)
+    assert (cell.plan_waits, cell.peer_plan_waits) == (False, True)

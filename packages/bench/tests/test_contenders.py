@@ -80,7 +80,7 @@ def test_a_batch_is_taken_in_the_backends_order(two_orders: str) -> None:
     prepared = BackendContender(two_orders).prepare(batch, CPU, 1, is_captured=False)
     copy = prepared.copies[0]
     assert copy.lengths == ((1, 9), (3, 6))
-    check_agreement(two_orders, copy, copy.tokens(copy.call()))
+    check_agreement(two_orders, copy, copy.call())
     assert prepared.graph_level is AttentionCGSupport.UNIFORM_BATCH
 
 
@@ -97,7 +97,7 @@ def test_cascade_where_the_backend_asks_for_it_and_no_graph_is_made(
     assert set(builder.prefixes) == {prefix}
     assert (f"cascade over {prefix} tokens" in prepared.notes) == bool(prefix)
     copy = prepared.copies[0]
-    check_agreement(two_orders, copy, copy.tokens(copy.call()))
+    check_agreement(two_orders, copy, copy.call())
 
 
 def test_a_backend_that_does_not_serve_it_refuses() -> None:

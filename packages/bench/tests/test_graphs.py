@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_bench_testing import CPU, workload
 
-from attn_bench.graphs import capture, check_graphs, level_needed
+from attn_bench.graphs import capture, check_graphs, level_needed, rotation
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import UnsupportedOptionError
 
@@ -27,13 +27,21 @@ def test_a_cpu_has_no_graphs() -> None:
     check_graphs(torch.device("cuda"))
 
 
+@pytest.mark.parametrize(("calls", "turns"), [(1, 24), (3, 8), (5, 5), (48, 1)])
+def test_a_graph_holds_whole_turns_of_at_least_24_calls(calls: int, turns: int) -> None:
+    order = rotation(calls)
+    assert order == [*range(calls)] * turns
+    assert len(order) >= 24
+
+
 @pytest.mark.cuda
 def test_a_replay_computes_anew() -> None:
-    x = torch.zeros(4, device="cuda")
-    first, second = capture([lambda: x + 1, lambda: x * 2 + 5])
+    x, total = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    replay = capture([lambda: x + 1, lambda: total.add_(x)])
+    total.zero_()
     x.fill_(3.0)
-    first.call()
-    second.call()
+    replay.call()
     torch.cuda.synchronize()
-    assert first.result.tolist() == [4.0] * 4
-    assert second.result.tolist() == [11.0] * 4
+    assert replay.count == 24
+    assert replay.result.tolist() == [4.0] * 4
+    assert total.tolist() == [3.0 * 12] * 4

@@ -60,7 +60,7 @@ def test_peers_compute_attention(
     prepared = contender_named(name).prepare(batch, CPU, 2, is_captured=False)
     assert prepared.name == name
     for copy in prepared.copies:
-        check_agreement(name, copy, copy.tokens(copy.call()))
+        check_agreement(name, copy, copy.call())
 
 
 def test_names() -> None:

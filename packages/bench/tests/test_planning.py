@@ -9,8 +9,9 @@ from attn_bench_testing import workload
 
 from attn_bench.planning import Asked, make_plan
 from attn_bench.results import Settings
+from attn_bench.sets import SETS
 from attn_bench.traces import write_trace
-from attn_bench.workloads import SETS, WorkloadPhase
+from attn_bench.workloads import WorkloadPhase
 from attn_shared.errors import AttnError
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,6 +14,7 @@ from attn_bench.graphs import Replay
 from attn_bench.results import SkippedStatus
 from attn_bench.runners import Runner, UnmeasuredError, ready
 from attn_bench.slow_paths import SlowPathGuard
+from attn_bench.timing import PlanTime
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import NoBackendError, UnsupportedOptionError
 
@@ -48,7 +49,9 @@ def test_a_contender_that_is_right_is_ready() -> None:
     called = contender.num_calls
     assert called >= 4  # each copy for the first time, and to warm up
     runner.measure(FakeTimer(iter([12.0])))
-    assert (runner.times, runner.plans) == ([12.0], [7.0])
+    assert (runner.times, runner.hosts) == ([12.0], [])
+    assert runner.plans == [PlanTime(host_us=3.0, done_us=7.0)]
+    assert runner.plan_waits is None  # on a CPU there is nothing to wait for
     assert contender.num_calls == called + 1
 
 
@@ -119,18 +122,15 @@ def fake_capture(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Graphs that call again, and write what comes of it to where they wrote before."""
     captured: list[Any] = []
 
-    def capture(calls: list[Callable[[], Any]]) -> tuple[Replay, ...]:
+    def capture(calls: Sequence[Callable[[], Any]]) -> Replay:
         captured.extend(calls)
-        return tuple(_replay(call) for call in calls)
-
-    def _replay(call: Callable[[], Any]) -> Replay:
-        result = call()
+        result = calls[0]()
 
         def again() -> None:
-            for old, new in zip(result, call(), strict=True):
+            for old, new in zip(result, calls[0](), strict=True):
                 old.copy_(new)
 
-        return Replay(call=again, result=result, graph=None)  # type: ignore[arg-type]
+        return Replay(call=again, count=4, result=result, graph=None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runners, "capture", capture)
     return captured
@@ -139,8 +139,16 @@ def fake_capture(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_what_may_be_captured_is_replayed(fake_capture: list[Any]) -> None:
     level = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     runner = make_ready(FakeContender(graph_level=level), with_graph=True)
-    assert (runner.mode, len(fake_capture)) == ("graph", 2)
+    assert (runner.mode, len(fake_capture), len(runner.calls)) == ("graph", 2, 1)
     assert runner.notes == ()
+    runner.measure(FakeTimer(iter([12.0])))
+    assert runner.times == [3.0]  # of each of the graph's four calls
+
+
+def test_a_warm_graph_repeats_one_set_of_inputs(fake_capture: list[Any]) -> None:
+    timer = FakeTimer(count(1.0), is_cold=False)
+    ready(FakeContender(), workload(), timer, SlowPathGuard(), num_copies=2, with_graph=True)
+    assert len(fake_capture) == 1
 
 
 def test_what_may_not_be_captured_runs_without_and_says_so(fake_capture: list[Any]) -> None:
@@ -150,11 +158,9 @@ def test_what_may_not_be_captured_runs_without_and_says_so(fake_capture: list[An
 
 
 def test_a_replay_that_computes_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def capture(calls: list[Callable[[], Any]]) -> tuple[Replay, ...]:
-        return tuple(
-            Replay(call=lambda: None, result=call(), graph=None)  # type: ignore[arg-type]
-            for call in calls
-        )
+    def capture(calls: Sequence[Callable[[], Any]]) -> Replay:
+        result = calls[0]()
+        return Replay(call=lambda: None, count=1, result=result, graph=None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runners, "capture", capture)
     with pytest.raises(UnmeasuredError, match=r"FAKE \(replayed\) is not timed"):

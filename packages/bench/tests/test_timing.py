@@ -94,9 +94,18 @@ def test_a_short_warm_call_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_cpu_the_host_does_all_of_the_work() -> None:
     timer = timer_for(CPU, is_cold=False)
     assert isinstance(timer, CpuTimer)
-    assert timer.host_us(lambda: None) is None
+    assert timer.host_us([lambda: None]) is None
+    assert timer.waits(lambda: None) is None
+
+
+def test_a_plan_is_timed_until_it_returns_and_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = iter([1.0, 1.0 + 20e-6, 1.0 + 50e-6])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     planned: list[int] = []
-    assert timer.plan_us(lambda: planned.append(1)) >= 0
+    found = timer_for(CPU, is_cold=False).plan_us(lambda: planned.append(1))
+    assert (found.host_us, found.done_us) == (pytest.approx(20.0), pytest.approx(50.0))
     assert planned == [1]
 
 
@@ -131,9 +140,73 @@ def test_the_device_is_not_kept_busy_for_ever(log: list[str]) -> None:
     assert "sleep 200000000" in log
 
 
-def test_the_hosts_time_is_taken_behind_a_busy_device(log: list[str]) -> None:
-    assert device_timer(log, is_cold=True).host_us(lambda: log.append("call")) >= 0
-    assert [entry.split()[0] for entry in log] == ["sleep", "call", "synchronize"] * 5
+def hosts_time(log: list[str], monkeypatch: pytest.MonkeyPatch, each_us: float) -> float:
+    clock = [0.0]
+
+    def call() -> None:
+        log.append("call")
+        clock[0] += each_us * 1e-6
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    return device_timer(log, is_cold=True).host_us([call, call])
+
+
+def test_the_hosts_time_is_taken_behind_a_busy_device(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hosts_time(log, monkeypatch, 10.0) == pytest.approx(10.0)
+    # one that is not counted, four that are
+    assert [entry.split()[0] for entry in log] == ["sleep", *["call"] * 5, "synchronize"]
+
+
+def test_long_calls_do_not_fill_the_queue(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hosts_time(log, monkeypatch, 400.0) == pytest.approx(400.0)
+    assert log.count("call") == 2
+
+
+def test_a_graph_of_many_calls_is_replayed_once(log: list[str]) -> None:
+    timer = device_timer(log, is_cold=True)
+    replay = lambda: log.extend(["call"] * 24)  # noqa: E731
+    assert timer.time_us([replay], 5.0, calls_each=24) == pytest.approx(2000.0)
+    assert log.count("call") == 24
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_plan_that_waits_is_found(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    timer = device_timer(log, is_cold=True)
+    modes: list[Any] = []
+    monkeypatch.setattr(timer._module, "set_sync_debug_mode", modes.append, raising=False)
+    monkeypatch.setattr(timer._module, "get_sync_debug_mode", lambda: 0, raising=False)
+
+    def plan() -> None:
+        assert modes == ["error"]
+        if waits:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    assert timer.waits(plan) is waits
+    assert modes == ["error", 0]
+
+
+def test_another_error_of_a_plan_is_raised(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = device_timer(log, is_cold=True)
+    monkeypatch.setattr(timer._module, "set_sync_debug_mode", lambda mode: None, raising=False)
+    monkeypatch.setattr(timer._module, "get_sync_debug_mode", lambda: 0, raising=False)
+
+    def plan() -> None:
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        timer.waits(plan)
+
+
+@pytest.mark.cuda
+def test_torch_tells_of_a_synchronisation() -> None:
+    timer = timer_for(torch.device("cuda"), is_cold=False)
+    x = torch.ones(4, device="cuda")
+    assert timer.waits(lambda: x.sum().item()) is True
+    assert timer.waits(lambda: x + 1) is False
 
 
 @pytest.mark.parametrize(
@@ -166,6 +239,6 @@ def test_events_of_a_real_device(is_cold: bool) -> None:
     timer = timer_for(torch.device("cuda"), is_cold=is_cold)
     x = torch.randn(512, 512, device="cuda")
     call = lambda: x @ x  # noqa: E731
-    host_us = timer.host_us(call)
+    host_us = timer.host_us([call])
     assert host_us is not None
     assert timer.time_us([call, call], host_us) > 0

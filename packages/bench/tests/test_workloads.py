@@ -4,7 +4,8 @@ import pytest
 import torch
 from attn_bench_testing import workload
 
-from attn_bench.workloads import SETS, Heads, WorkloadPhase, workload_set
+from attn_bench.sets import SETS, workload_set
+from attn_bench.workloads import Heads, WorkloadPhase
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
 
 

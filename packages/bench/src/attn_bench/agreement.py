@@ -9,6 +9,8 @@ small, and an answer of zeros would be within the budget of bfloat16.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +19,12 @@ from attn_bench.contenders import Copy
 from attn_shared.accuracy import check_against_reference, eager_attention
 from attn_shared.errors import AttnError
 from attn_shared.kv_cache import KVViews
+from attn_shared.quantization import FP8_DTYPES
 from attn_shared.reference import AttentionOptions, ReferenceResult, paged_attention
 
 __all__ = ["WrongResultError", "check_agreement"]
 
+_MANY_ELEMENTS = 2**22  # keys of this many elements are attended to on the device
 _ROWS = 4  # of each end of a request's query
 _ERROR_RATIO = 2.0  # of the contract: so much more than eager attention may a kernel err
 
@@ -31,29 +35,40 @@ class WrongResultError(AttnError):
     exit_code = 1
 
 
-def check_agreement(name: str, copy: Copy, output: Tensor) -> None:
+def check_agreement(name: str, copy: Copy, result: Any) -> None:
     """Compare the first and last rows of the shortest and the longest request with the reference.
 
     Args:
         name: of the contender.
         copy: its inputs.
-        output: (T, Hq, D) of a call on them.
+        result: what a call on them returned.
 
     Raises:
         WrongResultError: it is off by more than reduced precision explains; says by how much.
     """
-    query = copy.query()
+    query, output = copy.query(), copy.tokens(result)
+    lse = None if copy.lse is None else copy.lse(result)
     if output.shape != query.shape:
         raise WrongResultError(
             f"{name} returned a shape of {tuple(output.shape)}, not {tuple(query.shape)}."
         )
-    exact, eager, got = [], [], []
+    if lse is not None and lse.shape != (query.shape[1], query.shape[0]):
+        raise WrongResultError(f"{name} returned an LSE of {tuple(lse.shape)}, not (Hq, T).")
+    exact, eager, got, got_lse = [], [], [], []
     for request, rows, seq_len in _samples(copy.lengths):
-        keys = copy.keys(request)
-        exact.append(_answer(query[rows], keys, seq_len, is_exact=True))
-        eager.append(_answer(query[rows], keys, seq_len, is_exact=False))
+        sample = _Sample.of(copy, query[rows], request, seq_len)
+        exact.append(sample.exact())
+        eager.append(sample.eager())
         got.append(output[rows].cpu())
-    problem = _problem(torch.cat(got), _joined(exact), _joined(eager), query.dtype)
+        got_lse += [] if lse is None else [lse[:, rows].cpu()]
+    dtype = copy.compute_dtype or query.dtype
+    problem = _problem(
+        torch.cat(got),
+        torch.cat(got_lse, dim=1) if got_lse else None,
+        _joined(exact),
+        _joined(eager),
+        dtype,
+    )
     if problem:
         raise WrongResultError(
             f"{name} is not timed: its result is wrong ({problem}).",
@@ -75,25 +90,60 @@ def _samples(lengths: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, slice,
             yield request, rows, seq_len - query_len + stop
 
 
-def _answer(query: Tensor, keys: KVViews, seq_len: int, *, is_exact: bool) -> ReferenceResult:
-    """Attend with rows (n, Hq, D) that end at `seq_len`, over keys that lie in one block."""
-    key, value, key_scale, value_scale = (
-        None if view is None else view[:seq_len].unsqueeze(0).cpu() for view in keys
-    )
-    if key is None or value is None:
-        raise TypeError("a request has keys and values")
-    attend = paged_attention if is_exact else eager_attention
-    return attend(
-        query.cpu(),
-        key,
-        value,
-        AttentionOptions(scale=query.shape[-1] ** -0.5),
-        query_start_loc=torch.tensor([0, len(query)], dtype=torch.int32),
-        seq_lens=torch.tensor([seq_len], dtype=torch.int32),
-        block_table=torch.zeros(1, 1, dtype=torch.int32),
-        key_scales=key_scale,
-        value_scales=value_scale,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sample:
+    """Rows (n, Hq, D) that end at the last of some keys, which lie in one block."""
+
+    query: Tensor
+    keys: KVViews
+    window: tuple[int | None, int | None]
+    compute_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, copy: Copy, query: Tensor, request: int, seq_len: int) -> _Sample:
+        """Take rows of a request; a long one stays on its device, which is faster there."""
+        views = copy.keys(request)
+        is_long = seq_len * views.key.shape[1] * views.key.shape[2] > _MANY_ELEMENTS
+        device = query.device if is_long else torch.device("cpu")
+        block = (None if view is None else view[:seq_len].unsqueeze(0).to(device) for view in views)
+        key, value, key_scale, value_scale = block
+        if key is None or value is None:
+            raise TypeError("a request has keys and values")
+        dtype = copy.compute_dtype or query.dtype
+        if dtype in FP8_DTYPES:
+            query = query.to(dtype).to(query.dtype)  # what the kernel was given
+        return cls(
+            query=query.to(device),
+            keys=KVViews(key, value, key_scale, value_scale),
+            window=copy.window,
+            compute_dtype=dtype,
+        )
+
+    def exact(self) -> ReferenceResult:
+        """Attend in float64."""
+        return _on_host(paged_attention(**self._call()))
+
+    def eager(self) -> ReferenceResult:
+        """Attend as the yardstick of the contract does."""
+        return _on_host(eager_attention(**self._call(), compute_dtype=self.compute_dtype))
+
+    def _call(self) -> dict[str, Any]:
+        rows, device = len(self.query), self.query.device
+        return {
+            "query": self.query,
+            "key_cache": self.keys.key,
+            "value_cache": self.keys.value,
+            "options": AttentionOptions(scale=self.query.shape[-1] ** -0.5, window=self.window),
+            "query_start_loc": torch.tensor([0, rows], dtype=torch.int32, device=device),
+            "seq_lens": torch.tensor([self.keys.key.shape[1]], dtype=torch.int32, device=device),
+            "block_table": torch.zeros(1, 1, dtype=torch.int32, device=device),
+            "key_scales": self.keys.key_scale,
+            "value_scales": self.keys.value_scale,
+        }
+
+
+def _on_host(result: ReferenceResult) -> ReferenceResult:
+    return replace(result, output=result.output.cpu(), lse=result.lse.cpu())
 
 
 def _joined(results: list[ReferenceResult]) -> ReferenceResult:
@@ -106,10 +156,14 @@ def _joined(results: list[ReferenceResult]) -> ReferenceResult:
 
 
 def _problem(
-    got: Tensor, exact: ReferenceResult, eager: ReferenceResult, dtype: torch.dtype
+    got: Tensor,
+    lse: Tensor | None,
+    exact: ReferenceResult,
+    eager: ReferenceResult,
+    dtype: torch.dtype,
 ) -> str:
     """Say what is wrong, or nothing."""
-    report = check_against_reference(got, None, exact, eager, dtype=dtype)
+    report = check_against_reference(got, lse, exact, eager, dtype=dtype)
     if not report.ok:
         return str(report)
     allowed = _ERROR_RATIO * _relative(eager.output, exact.output) + torch.finfo(dtype).eps

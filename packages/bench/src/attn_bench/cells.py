@@ -60,8 +60,7 @@ def _own_figures(
         "tflop_per_s": work.operations / time_us / 1e6,
         "share_of_read": shares["read"],
         "share_of_matmul": shares["matmul"],
-        "host_us": backend.host_us,
-        "plan_us": median(backend.plans) if backend.plans else None,
+        **_host_figures(backend, ""),
         "cache_state": settings.cache_state,
         "mode": backend.mode,
         "rounds": len(backend.times),
@@ -84,7 +83,19 @@ def _beside(backend: Runner, peer: Runner) -> dict[str, Any]:
         "ratio": median(own),
         "ratio_interval": interval(own),
         "peer_mode": peer.mode,
-        "peer_host_us": peer.host_us,
+        **_host_figures(peer, "peer_"),
+    }
+
+
+def _host_figures(runner: Runner, prefix: str) -> dict[str, Any]:
+    """Return what the host's work took, under names that begin with `prefix`."""
+    hosts, plans = runner.hosts, runner.plans
+    return {
+        f"{prefix}host_us": median(hosts) if hosts else None,
+        f"{prefix}host_interval_us": interval(hosts) if hosts else None,
+        f"{prefix}plan_us": median(plan.done_us for plan in plans) if plans else None,
+        f"{prefix}plan_host_us": median(plan.host_us for plan in plans) if plans else None,
+        f"{prefix}plan_waits": runner.plan_waits,
     }
 
 

@@ -17,8 +17,9 @@ from attn_shared.cascade import common_prefix_len
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.inventory import Inventory
 from attn_shared.kv_cache import AttentionSpec, KVViews
-from attn_shared.layer import Attention, StepPlan
+from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.quantization import FP8_DTYPES
 from attn_shared.selector import DEFAULT_SELECTOR
 from attn_shared.spec import BuildConfig
 
@@ -35,6 +36,10 @@ class Copy:
         query: makes the query (T, Hq, D).
         keys: makes the keys and values of one request as stored, each (seq_len, Hkv, D).
         lengths: (query_len, seq_len) of each request, in the order of the query's rows.
+        lse: turns what `call` returns into (Hq, T), natural logarithm; None where it has none.
+        window: keys (left, right) of a row beside its own.
+        compute_dtype: of the products, where it is not the query's: fp8 for a call that multiplies
+            in it.
     """
 
     call: Callable[[], Any]
@@ -42,6 +47,9 @@ class Copy:
     query: Callable[[], Tensor]
     keys: Callable[[int], KVViews]
     lengths: tuple[tuple[int, int], ...]
+    lse: Callable[[Any], Tensor] | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    compute_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +61,7 @@ class Prepared:
         copies: sets of inputs, which are timed in turn; all are of one batch.
         block_size: tokens per block of its cache; None without a cache.
         graph_level: which batches it declares that a graph may capture.
-        plan: the host's work of a step; None where there is none.
+        plan: the host's work of a step, on a batch in its order; None where there is none.
         notes: what a reader of the figures must know.
         libraries: versions of the vendor libraries that it stands on.
     """
@@ -109,14 +117,13 @@ class BackendContender(Contender):
             raise UnsupportedOptionError(f"{self.name} has no paged cache to read.")
         step = make_step(workload, spec, device, num_copies)
         planner = _Planner(layer, step.common, workload, is_captured)
-        plan = planner.plan()
         chosen = layer.selection.chosen or self.name
         return Prepared(
             name=chosen,
-            copies=tuple(_copy(layer, step, tensors, plan) for tensors in step.layers),
+            copies=tuple(_copy(layer, step, tensors, planner, workload) for tensors in step.layers),
             block_size=spec.block_size,
             graph_level=layer.builder.get_cudagraph_support(layer.config, spec),
-            plan=planner.plan,
+            plan=planner.build,
             notes=(*_slow_features(layer, chosen), *planner.notes),
             libraries=_libraries(layer),
         )
@@ -132,6 +139,8 @@ class BackendContender(Contender):
             block_size=workload.block_size,
             device=device,
             backend=self.name,
+            window=workload.window_sides,
+            needs_lse=workload.returns_lse,
             config=BuildConfig(
                 max_num_seqs=workload.batch,
                 max_num_tokens=workload.num_tokens,
@@ -145,6 +154,11 @@ class _Planner:
     """The host's work of a step: cascade attention where the backend asks for it, else a plan.
 
     Cascade batches are never captured.
+
+    Attributes:
+        common: the batch, in the order that the backend needs.
+        metadata: what the calls are made with.
+        notes: what a reader of the figures must know.
     """
 
     def __init__(
@@ -154,22 +168,21 @@ class _Planner:
         workload: Workload,
         is_captured: bool,
     ) -> None:
-        self._layer, self._common = layer, common
-        self._is_captured = is_captured
+        self._builder = layer.builder
         self._prefix = 0 if is_captured else _prefix_to_cascade(layer, common, workload)
         self.notes = (f"cascade over {self._prefix} tokens",) if self._prefix else ()
-
-    def plan(self) -> StepPlan:
-        """Build the step's metadata."""
-        builder = self._layer.builder
+        self.common, self.metadata = common, None
         if self._prefix:
-            metadata = builder.build(self._prefix, self._common)
-            return StepPlan(common=self._common, metadata=metadata)
-        plan = self._layer.plan(self._common)
-        if self._is_captured:
-            metadata = builder.build_for_cudagraph_capture(plan.common)
-            return StepPlan(common=plan.common, metadata=metadata)
-        return plan
+            self.metadata = self.build()
+            return
+        plan = layer.plan(common)
+        self.common, self.metadata = plan.common, plan.metadata
+        if is_captured:
+            self.metadata = self._builder.build_for_cudagraph_capture(plan.common)
+
+    def build(self) -> Any:
+        """Build the step's metadata from the batch in the backend's order."""
+        return self._builder.build(self._prefix, self.common)
 
 
 def _prefix_to_cascade(
@@ -186,20 +199,24 @@ def _prefix_to_cascade(
     return prefix if pays else 0
 
 
-def _copy(layer: Attention, step: Step, tensors: LayerTensors, plan: StepPlan) -> Copy:
+def _copy(
+    layer: Attention, step: Step, tensors: LayerTensors, planner: _Planner, workload: Workload
+) -> Copy:
     """Return the backend's own call.
 
     The builder may have put the requests in another order; rows are random, so the query's rows
     are taken to be in that order from the start.
     """
-    common, metadata = plan.common, plan.metadata
+    common, metadata = planner.common, planner.metadata
     ordered = Step(common=common, spec=step.spec, layers=step.layers)
     pairs = zip(common.query_lens_cpu.tolist(), common.exact_seq_lens_cpu.tolist(), strict=True)
     lengths = tuple(pairs)
+    output = None if workload.own_output else tensors.output
+    lse = _empty_lse(tensors.query) if workload.returns_lse else None
 
     def call() -> Tensor:
         return layer.impl.forward(
-            layer, tensors.query, None, None, tensors.kv_cache, metadata, tensors.output
+            layer, tensors.query, None, None, tensors.kv_cache, metadata, output, lse=lse
         )
 
     return Copy(
@@ -208,7 +225,26 @@ def _copy(layer: Attention, step: Step, tensors: LayerTensors, plan: StepPlan) -
         query=lambda: tensors.query,
         keys=lambda request: stored_keys_of(ordered, tensors, request, lengths[request][1]),
         lengths=lengths,
+        lse=None if lse is None else lambda output: lse,
+        window=workload.window_sides,
+        compute_dtype=_compute_dtype(layer),
     )
+
+
+def _empty_lse(query: Tensor) -> Tensor:
+    """Return (Hq, T) float32, NaN so far."""
+    shape = (query.shape[1], query.shape[0])
+    return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device)
+
+
+def _compute_dtype(layer: Attention) -> torch.dtype | None:
+    """Return the cache's fp8 dtype where the backend declares that it multiplies in it."""
+    spec, chosen = layer.kv_cache_spec, layer.selection.backend_cls
+    if not isinstance(spec, AttentionSpec) or spec.dtype not in FP8_DTYPES:
+        return None
+    device = layer.selection.device
+    capability = chosen.capability(device, DEFAULT_SELECTOR.inventory(device))
+    return spec.dtype if capability.fp8_products else None
 
 
 def _slow_features(layer: Attention, chosen: str) -> tuple[str, ...]:

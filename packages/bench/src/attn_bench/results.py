@@ -140,15 +140,23 @@ class Cell:
         batch, context, query_len: requests, keys and query tokens of the longest.
         num_heads, num_kv_heads, head_size, dtype, kv_cache_dtype, block_size: the layer.
         shared_prefix_len: tokens that all requests share as the same blocks.
+        window: keys that a row sees, its own included; null: all up to its own.
+        returns_lse: the call also returned the logarithm of each row's denominator.
+        own_output: the call returned a tensor of its own instead of writing into one it was given.
         time_us, interval_us: a call of the backend.
         peer_time_us, peer_interval_us: a call of the peer.
         ratio, ratio_interval: ours / peer, the median of the rounds' own ratios.
         gb_per_s: bytes that must be moved over time_us, in 1e9 per second.
         tflop_per_s: operations that must be done over time_us, in 1e12 per second.
         share_of_read, share_of_matmul: the same against the machine's limits in the same rounds.
-        host_us, peer_host_us: the host's time to issue a call; null where it does all of the work.
-            Without a graph, a call takes no less than this.
-        plan_us: the host's work of a step, shared by all layers of a model.
+        host_us, peer_host_us: the host's time to issue a call outside a graph; null where it does
+            all of the work. Without a graph, a call takes no less than this.
+        host_interval_us, peer_host_interval_us: of that median.
+        plan_us, peer_plan_us: the host's work of a step, shared by all layers of a model, with the
+            device's part of it.
+        plan_host_us, peer_plan_host_us: the same until the host may go on, the device idle before.
+        plan_waits, peer_plan_waits: whether that makes the host wait for the device, as far as
+            torch can tell; null where it cannot.
         cache_state: "cold": inputs are in no cache; "warm": right after the same call.
         mode, peer_mode: "eager", or "graph" for a captured call.
         rounds: how many were measured.
@@ -186,6 +194,16 @@ class Cell:
     peer_mode: str | None
     rounds: int
     peer_host_us: float | None = None
+    host_interval_us: Interval | None = None
+    peer_host_interval_us: Interval | None = None
+    peer_plan_us: float | None = None
+    plan_host_us: float | None = None
+    peer_plan_host_us: float | None = None
+    plan_waits: bool | None = None
+    peer_plan_waits: bool | None = None
+    window: int | None = None
+    returns_lse: bool = False
+    own_output: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -225,7 +243,7 @@ class Skipped:
         exit_code: of the error behind it.
         phase, label, batch, context, query_len: the workload, as in `Cell`.
         num_heads, num_kv_heads, head_size, dtype, kv_cache_dtype: the layer, as in `Cell`.
-        shared_prefix_len: as in `Cell`.
+        shared_prefix_len, window, returns_lse, own_output: as in `Cell`.
     """
 
     backend: str
@@ -244,6 +262,9 @@ class Skipped:
     dtype: str
     kv_cache_dtype: str
     shared_prefix_len: int
+    window: int | None = None
+    returns_lse: bool = False
+    own_output: bool = False
 
 
 def shape_fields(workload: Workload) -> dict[str, Any]:
@@ -260,6 +281,9 @@ def shape_fields(workload: Workload) -> dict[str, Any]:
         "dtype": dtype_name(workload.dtype),
         "kv_cache_dtype": workload.kv_cache_dtype,
         "shared_prefix_len": workload.shared_prefix_len,
+        "window": workload.window,
+        "returns_lse": workload.returns_lse,
+        "own_output": workload.own_output,
     }
 
 

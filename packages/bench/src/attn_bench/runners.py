@@ -14,7 +14,7 @@ from attn_bench.contenders import Contender, Copy, Prepared
 from attn_bench.graphs import Replay, capture, level_needed
 from attn_bench.results import SkippedStatus
 from attn_bench.slow_paths import SlowPathGuard
-from attn_bench.timing import Call, Timer
+from attn_bench.timing import Call, PlanTime, Timer
 from attn_bench.workloads import Workload
 from attn_shared.errors import AttnError, own_words
 
@@ -38,35 +38,49 @@ class Runner:
 
     Attributes:
         prepared: what runs.
-        calls: what is timed, one per set of inputs.
-        mode: "graph" where the calls replay a capture, else "eager".
+        calls: what is timed: one per set of inputs, or the replay of a graph that holds them all.
+        mode: "graph" where a capture is replayed, else "eager".
         notes: what a reader of the figures must know.
-        host_us: the host's time to issue a call; None where it does all of the work.
         times: microseconds of a call, one measurement per round.
-        plans: microseconds of the host's work of a step, one per round; empty where there is none.
+        hosts: the host's time to issue a call outside a graph, one measurement per round; empty
+            where it does all of the work.
+        plans: the host's work of a step, one per round; empty where there is none.
+        plan_waits: whether that made the host wait for the device; None: there is no plan, or
+            nobody can tell.
     """
 
-    def __init__(self, prepared: Prepared, replays: Sequence[Replay], notes: Sequence[str]) -> None:
+    def __init__(self, prepared: Prepared, replay: Replay | None, notes: Sequence[str]) -> None:
         """Take the calls, or what replays them."""
         self.prepared = prepared
-        self.calls: tuple[Call, ...] = tuple(copy.call for copy in prepared.copies)
-        if replays:
-            self.calls = tuple(replay.call for replay in replays)
-        self.mode = "graph" if replays else "eager"
+        self._own_calls: tuple[Call, ...] = tuple(copy.call for copy in prepared.copies)
+        self.calls = self._own_calls if replay is None else (replay.call,)
+        self.mode = "eager" if replay is None else "graph"
         self.notes = (*prepared.notes, *notes)
-        self.host_us: float | None = None
         self.times: list[float] = []
-        self.plans: list[float] = []
-        self._replays = replays  # a capture lives as long as it is referred to
+        self.hosts: list[float] = []
+        self.plans: list[PlanTime] = []
+        self.plan_waits: bool | None = None
+        self._issue_us = 0.0
+        self._replay = replay  # a capture lives as long as it is referred to
 
     @property
     def name(self) -> str:
         """What runs."""
         return self.prepared.name
 
+    def warm_up(self, timer: Timer) -> None:
+        """Call for a while, and see how long the host takes, and whether a plan makes it wait."""
+        _warm_up(self.calls, timer)
+        self._issue_us = timer.host_us(self.calls) or 0.0
+        if self.prepared.plan is not None:
+            self.plan_waits = timer.waits(self.prepared.plan)
+
     def measure(self, timer: Timer) -> None:
-        """Take one measurement of a call, and of the host's work of a step."""
-        self.times.append(timer.time_us(self.calls, self.host_us))
+        """Take one measurement of a call, of issuing it, and of the host's work of a step."""
+        each = 1 if self._replay is None else self._replay.count
+        self.times.append(timer.time_us(self.calls, self._issue_us, calls_each=each))
+        host_us = timer.host_us(self._own_calls)
+        self.hosts += [] if host_us is None else [host_us]
         if self.prepared.plan is not None:
             self.plans.append(timer.plan_us(self.prepared.plan))
 
@@ -110,17 +124,17 @@ def _ready(
         prepared = contender.prepare(workload, timer.device, num_copies, is_captured=with_graph)
         results = [copy.call() for copy in prepared.copies]
         timer.synchronize()
-    check_agreement(prepared.name, prepared.copies[0], prepared.copies[0].tokens(results[0]))
+    check_agreement(prepared.name, prepared.copies[0], results[0])
     del results
-    replays: Sequence[Replay] = ()
+    replay: Replay | None = None
     if with_graph and prepared.graph_level >= level_needed(workload):
-        replays = capture([copy.call for copy in prepared.copies])
-        _check_replay(prepared, replays[0])
+        first = 1 if not timer.is_cold else None  # a warm call follows itself
+        replay = capture([copy.call for copy in prepared.copies[:first]])
+        _check_replay(prepared, replay)
     elif with_graph:
         notes.append(f"{prepared.name} ran without a graph: declares {prepared.graph_level.name}")
-    runner = Runner(prepared, replays, notes)
-    _warm_up(runner.calls, timer)
-    runner.host_us = timer.host_us(runner.calls[0])
+    runner = Runner(prepared, replay, notes)
+    runner.warm_up(timer)
     return runner
 
 
@@ -128,13 +142,15 @@ def _check_replay(prepared: Prepared, replay: Replay) -> None:
     """A replay must answer as the call did, from results that were wiped."""
     copy: Copy = prepared.copies[0]
     for tensor in _tensors(replay.result):
-        tensor.fill_(torch.nan)
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
     replay.call()
-    check_agreement(f"{prepared.name} (replayed)", copy, copy.tokens(replay.result))
+    check_agreement(f"{prepared.name} (replayed)", copy, replay.result)
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)
+    parts = [result] if isinstance(result, Tensor) else list(result)
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def _warm_up(calls: Sequence[Call], timer: Timer) -> None:

@@ -14,7 +14,14 @@ from attn_bench.results import Cell, Machine, Rate, Results, Skipped
 from attn_bench.units import duration, figures, flops, percent, ratio_words
 from attn_bench.workloads import Workload
 
-__all__ = ["headline", "rate_words", "result_tables", "summary_lines", "workload_table"]
+__all__ = [
+    "headline",
+    "peer_table",
+    "rate_words",
+    "result_tables",
+    "summary_lines",
+    "workload_table",
+]
 
 
 def result_tables(results: Results) -> Iterator[RenderableType]:
@@ -180,4 +187,15 @@ def workload_table(sets: Iterable[tuple[str, tuple[Workload, ...]]]) -> Table:
         table.add_row(
             Text(name, style="bold"), Text(", ".join(f"{w.phase} {w.shape}" for w in workloads))
         )
+    return table
+
+
+def peer_table(peers: Iterable[tuple[str, str, str]]) -> Table:
+    """Return the named peers: name, what it calls, and what it needs or that it is here."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
+    table.add_column("Peer", no_wrap=True)
+    table.add_column("What is called", overflow="fold", ratio=2)
+    table.add_column("Needs", overflow="fold", ratio=1)
+    for name, description, needs in peers:
+        table.add_row(Text(name, style="bold"), Text(description), Text(needs))
     return table

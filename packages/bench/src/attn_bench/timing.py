@@ -10,11 +10,21 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Call", "CpuTimer", "DeviceTimer", "Timer", "WallTimer", "num_copies_for", "timer_for"]
+__all__ = [
+    "Call",
+    "CpuTimer",
+    "DeviceTimer",
+    "PlanTime",
+    "Timer",
+    "WallTimer",
+    "num_copies_for",
+    "timer_for",
+]
 
 Call = Callable[[], object]
 
@@ -22,6 +32,9 @@ _FLUSH_BYTES = {"cpu": 400 * 2**20}  # past a shared last-level cache of a few h
 _FLUSH_BYTES_ELSEWHERE = 512 * 2**20  # past every L2, and every cache beside memory, of today
 _LEAST_US = 200.0  # a warm measurement shorter than this is made of several calls
 _LEAST_CALLS = 8  # between two events
+_HOST_CALLS = 4  # whose issuing is timed together
+_HOST_BUSY_US = 1_000.0
+_HOST_LONG_US = 300.0  # of issuing; then no further call
 _MOST_COPIES = 48
 _DEFAULT_L2_BYTES = 128 * 2**20  # where the device does not say
 _L2_PASSES = 2  # copies hold this many times the L2, so that each call finds none of its inputs
@@ -49,6 +62,19 @@ def _l2_bytes(device: torch.device) -> int:
     return int(getattr(properties, "L2_cache_size", 0) or _DEFAULT_L2_BYTES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTime:
+    """Microseconds of the host's work of a step.
+
+    Attributes:
+        host_us: until the host may go on.
+        done_us: until the device has done its part as well.
+    """
+
+    host_us: float
+    done_us: float
+
+
 class Timer(ABC):
     """Times calls; "cold" with inputs in no cache, "warm" right after the same call."""
 
@@ -72,26 +98,35 @@ class Timer(ABC):
         """Wait until the device has done what was asked of it."""
 
     @abstractmethod
-    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+    def time_us(
+        self, calls: Sequence[Call], host_us: float | None = None, *, calls_each: int = 1
+    ) -> float:
         """Return the time of one call in microseconds.
 
         Args:
             calls: one per set of inputs; a cold timer that rotates takes them in turn, any other
                 takes the first.
             host_us: the host's time to issue one, as `host_us` found it.
+            calls_each: how many calls each of them makes: those of a graph.
         """
 
-    def host_us(self, call: Call) -> float | None:
+    def host_us(self, calls: Sequence[Call]) -> float | None:
         """Return the host's time to issue a call; None where that is the whole time."""
         return None
 
-    def plan_us(self, plan: Call) -> float:
-        """Return the time of the host's work of a step, and of what it waits for."""
+    def plan_us(self, plan: Call) -> PlanTime:
+        """Time the host's work of a step on an idle device."""
         self.synchronize()
         start = time.perf_counter()
         plan()
+        returned = time.perf_counter()
         self.synchronize()
-        return (time.perf_counter() - start) * 1e6
+        done = time.perf_counter()
+        return PlanTime(host_us=(returned - start) * 1e6, done_us=(done - start) * 1e6)
+
+    def waits(self, plan: Call) -> bool | None:
+        """Return whether a plan makes the host wait for the device; None where nobody can tell."""
+        return None
 
 
 def _elapsed_us(call: Call) -> float:
@@ -106,18 +141,20 @@ class CpuTimer(Timer):
     def synchronize(self) -> None:
         """Return at once: a CPU has done what was asked of it."""
 
-    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+    def time_us(
+        self, calls: Sequence[Call], host_us: float | None = None, *, calls_each: int = 1
+    ) -> float:
         """Time the first call."""
         call = calls[0]
         if self.is_cold:
             self._flush()
-            return _elapsed_us(call)
+            return _elapsed_us(call) / calls_each
         call()
         once = _elapsed_us(call)
         repeats = int(_LEAST_US / max(once, 1.0))
         if repeats <= 1:
-            return once
-        return _elapsed_us(_repeated(call, repeats)) / repeats
+            return once / calls_each
+        return _elapsed_us(_repeated(call, repeats)) / repeats / calls_each
 
 
 def _repeated(call: Call, count: int) -> Call:
@@ -135,9 +172,11 @@ class WallTimer(CpuTimer):
         """Wait for the device."""
         torch.get_device_module(self.device).synchronize()
 
-    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+    def time_us(
+        self, calls: Sequence[Call], host_us: float | None = None, *, calls_each: int = 1
+    ) -> float:
         """Time the first call."""
-        return super().time_us([self._waited(calls[0])])
+        return super().time_us([self._waited(calls[0])], calls_each=calls_each)
 
     def _flush(self) -> None:
         super()._flush()
@@ -168,10 +207,12 @@ class DeviceTimer(Timer):
         """Wait for the device."""
         self._module.synchronize(self.device)
 
-    def time_us(self, calls: Sequence[Call], host_us: float | None = None) -> float:
+    def time_us(
+        self, calls: Sequence[Call], host_us: float | None = None, *, calls_each: int = 1
+    ) -> float:
         """Time some calls and divide."""
         rotation = list(calls) if self.is_cold else [calls[0]]
-        repeats = -(-_LEAST_CALLS // len(rotation))
+        repeats = -(-_LEAST_CALLS // (len(rotation) * calls_each))
         count = repeats * len(rotation)
         start = self._module.Event(enable_timing=True)
         stop = self._module.Event(enable_timing=True)
@@ -186,16 +227,43 @@ class DeviceTimer(Timer):
                 call()
         stop.record()
         self.synchronize()
-        return float(start.elapsed_time(stop)) * 1e3 / count
+        return float(start.elapsed_time(stop)) * 1e3 / (count * calls_each)
 
-    def host_us(self, call: Call) -> float:
-        """Return the host's time to issue one call behind a busy device, the least of five."""
-        found = []
-        for _ in range(5):
-            self._occupy(1_000.0)
-            found.append(_elapsed_us(call))
-            self.synchronize()
-        return min(found)
+    def host_us(self, calls: Sequence[Call]) -> float:
+        """Return the host's time to issue one call behind a busy device, its queue not full.
+
+        The first call is not counted; then some are, as long as they are short: a call of
+        hundreds of launches would fill the queue, and be timed at the device's pace.
+        """
+        self._occupy(_HOST_BUSY_US)
+        calls[0]()
+        spent = 0.0
+        for count in range(1, _HOST_CALLS + 1):
+            spent += _elapsed_us(calls[count % len(calls)])
+            if spent > _HOST_LONG_US:
+                break
+        self.synchronize()
+        return spent / count
+
+    def waits(self, plan: Call) -> bool | None:
+        """Run the plan where torch raises an error for each synchronisation that it sees.
+
+        What a library does without torch's knowledge is not seen.
+        """
+        set_mode = getattr(self._module, "set_sync_debug_mode", None)
+        if set_mode is None:
+            return None
+        before = self._module.get_sync_debug_mode()
+        set_mode("error")
+        try:
+            plan()
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return True
+        finally:
+            set_mode(before)
+        return False
 
     def _occupy(self, host_us: float) -> None:
         """Keep the device busy while the host queues what takes it so long."""

@@ -156,8 +156,12 @@ def write_trace(path: Path, workloads: tuple[Workload, ...]) -> None:
     """Write steps of one layer shape as a trace.
 
     Raises:
-        InvalidInputError: there are none, or they differ in shape.
+        InvalidInputError: there are none, they differ in shape, or a trace does not say it.
     """
+    if any(w.window is not None or w.returns_lse or w.own_output for w in workloads):
+        raise InvalidInputError.for_argument(
+            "workloads", "with a window, an LSE or an output of their own", "without, in a trace"
+        )
     shapes = {(w.heads, w.dtype, w.kv_cache_dtype, w.block_size) for w in workloads}
     if len(shapes) != 1:
         raise InvalidInputError.for_argument(
@@ -181,6 +185,6 @@ def _step_record(workload: Workload) -> dict[str, Any]:
     return {
         "query_lens": list(workload.query_lens),
         "seq_lens": list(workload.seq_lens),
-        "label": workload.shape,
+        "label": workload.base_shape,
         "shared_prefix_len": workload.shared_prefix_len,
     }

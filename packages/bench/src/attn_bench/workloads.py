@@ -1,20 +1,19 @@
-"""What is measured: batches of one step, named, and sets of them."""
+"""What is measured: batches of one step of one layer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from attn_shared.dtypes import dtype_name
-from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
+from attn_shared.errors import InvalidInputError, InvalidRequestError
 
-__all__ = ["SETS", "Heads", "Workload", "WorkloadPhase", "workload_set"]
+__all__ = ["Heads", "Workload", "WorkloadPhase"]
 
 
 class WorkloadPhase(StrEnum):
@@ -78,6 +77,9 @@ class Workload:
         kv_cache_dtype: format of the cache.
         block_size: tokens per block; None for the backend's preferred one.
         shared_prefix_len: tokens that all requests share as the same blocks.
+        window: keys that a row sees, its own included; None: all up to its own.
+        returns_lse: the call also returns the logarithm of each row's denominator.
+        own_output: the call returns a tensor of its own instead of writing into one it is given.
         label: a name of its own, where the lengths do not say enough.
     """
 
@@ -89,6 +91,9 @@ class Workload:
     kv_cache_dtype: str = "auto"
     block_size: int | None = 16
     shared_prefix_len: int = 0
+    window: int | None = None
+    returns_lse: bool = False
+    own_output: bool = False
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -111,6 +116,8 @@ class Workload:
             )
         if self.block_size is not None and self.block_size < 1:
             raise InvalidRequestError.for_field("block_size", self.block_size, "an integer >= 1")
+        if self.window is not None and self.window < 1:
+            raise InvalidRequestError.for_field("window", self.window, "an integer >= 1, or None")
 
     @property
     def lengths(self) -> tuple[tuple[int, int], ...]:
@@ -143,13 +150,31 @@ class Workload:
         return len(set(self.lengths)) == 1
 
     @property
+    def window_sides(self) -> tuple[int | None, int | None]:
+        """The window as (left, right) keys beside the query's own."""
+        return (None, None) if self.window is None else (self.window - 1, 0)
+
+    @property
     def shape(self) -> str:
-        """The lengths in a few characters: "32x4096", "4x256@2048", or the workload's own label."""
+        """The lengths in a few characters, and what else is unusual: "32x4096", "4x256@2048"."""
+        return " ".join([self.base_shape, *self._extra_words()])
+
+    @property
+    def base_shape(self) -> str:
+        """The lengths alone, or the workload's own label."""
         if self.label:
             return self.label
         if self.phase is WorkloadPhase.CHUNKED:
             return f"{self.batch}x{self.query_len}@{self.context}"
         return f"{self.batch}x{self.context}"
+
+    def _extra_words(self) -> Iterator[str]:
+        if self.window is not None:
+            yield f"window {self.window}"
+        if self.returns_lse:
+            yield "+LSE"
+        if self.own_output:
+            yield "own out"
 
     @property
     def name(self) -> str:
@@ -160,79 +185,3 @@ class Workload:
     def with_fields(self, **changes: Any) -> Workload:
         """Return a copy with some fields changed."""
         return replace(self, **changes)
-
-
-def _decode(batch: int, context: int) -> Workload:
-    return Workload(
-        phase=WorkloadPhase.DECODE, query_lens=(1,) * batch, seq_lens=(context,) * batch
-    )
-
-
-def _prefill(batch: int, length: int) -> Workload:
-    return Workload(
-        phase=WorkloadPhase.PREFILL, query_lens=(length,) * batch, seq_lens=(length,) * batch
-    )
-
-
-def _chunked(batch: int, query_len: int, context: int) -> Workload:
-    return Workload(
-        phase=WorkloadPhase.CHUNKED,
-        query_lens=(query_len,) * batch,
-        seq_lens=(context,) * batch,
-    )
-
-
-def _mixed(num_decodes: int, context: int, *prefills: int) -> Workload:
-    """Decodes of growing contexts first, then prefills."""
-    contexts = tuple(max(1, context * (i + 1) // num_decodes) for i in range(num_decodes))
-    return Workload(
-        phase=WorkloadPhase.MIXED,
-        query_lens=(1,) * num_decodes + prefills,
-        seq_lens=contexts + prefills,
-        label=f"{num_decodes}d@{context}+{'+'.join(map(str, prefills))}p",
-    )
-
-
-def _shared(batch: int, prefix: int, own: int) -> Workload:
-    return Workload(
-        phase=WorkloadPhase.SHARED_PREFIX,
-        query_lens=(1,) * batch,
-        seq_lens=(prefix + own,) * batch,
-        shared_prefix_len=prefix,
-        label=f"{batch}x({prefix}+{own})",
-    )
-
-
-_BASIC_SETS: dict[str, tuple[Workload, ...]] = {
-    "decode": tuple(_decode(b, c) for b in (1, 8, 32) for c in (1024, 4096)),
-    "long-decode": (_decode(1, 16384), _decode(8, 16384), _decode(2, 131072)),
-    "prefill": (_prefill(1, 512), _prefill(1, 2048), _prefill(1, 4096)),
-    "long-prefill": (_prefill(1, 8192), _prefill(1, 16384)),
-    "chunked": (_chunked(1, 512, 4096), _chunked(4, 256, 2048)),
-    "mixed": (_mixed(6, 4096, 256, 512), _mixed(24, 2048, 1024)),
-    "shared-prefix": (_shared(16, 2048, 256),),
-}
-_FULL = ("decode", "prefill", "chunked", "mixed", "shared-prefix")
-
-SETS: Mapping[str, tuple[Workload, ...]] = MappingProxyType(
-    {
-        **_BASIC_SETS,
-        "quick": (_decode(1, 1024), _decode(8, 1024), _prefill(1, 512), _mixed(6, 1024, 256)),
-        "full": tuple(workload for name in _FULL for workload in _BASIC_SETS[name]),
-    }
-)
-"""Workloads by the name of their set, for a layer of 32/8x128 in bfloat16."""
-
-
-def workload_set(names: Iterable[str]) -> tuple[Workload, ...]:
-    """Return the workloads of these sets, in order, each once.
-
-    Raises:
-        UnknownNameError: a set of that name does not exist.
-    """
-    found: dict[Workload, None] = {}
-    for name in names:
-        if name not in SETS:
-            raise UnknownNameError.for_name("workload", name, SETS)
-        found.update(dict.fromkeys(SETS[name]))
-    return tuple(found)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attn_bench.contenders import Contender, Copy, Prepared
 from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
+from attn_bench.paged import refuse_options
 from attn_bench.workloads import Workload
 from attn_shared.errors import UnsupportedOptionError, VendorMissingError
 from attn_shared.kv_cache import AttentionSpec, spec_for
@@ -49,6 +50,7 @@ class VllmCpuContender(Contender):
             VendorMissingError: it is not installed, or its library does not load.
             UnsupportedOptionError: it does not serve the workload.
         """
+        refuse_options(_NAME, workload, is_quantised=True)
         _check_served(workload, device)
         ops = _load()
         step = _step_of(workload, device, num_copies)

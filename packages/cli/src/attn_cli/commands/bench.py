@@ -47,7 +47,7 @@ class BenchFlags:
         list[str] | None,
         _what.word(
             "--peer",
-            "Measure this beside each backend: torch.sdpa, torch.sdpa_gathered, another backend, "
+            "Measure this beside each backend: a direct call (see --list-peers), another backend, "
             "or module:function. May be given several times.",
             "NAME",
         ),
@@ -68,11 +68,16 @@ class BenchFlags:
     list_workloads: Annotated[
         bool, _what.flag("--list-workloads", "Show the named sets and measure nothing.")
     ] = False
+    list_peers: Annotated[
+        bool,
+        _what.flag("--list-peers", "Show the direct calls and what each needs; measure nothing."),
+    ] = False
     heads: Annotated[
         list[str] | None,
         _what.word(
             "--heads",
-            "Query heads / kv heads x head size. May be given several times. Default: 32/8x128.",
+            "Query heads / kv heads x head size. May be given several times. Default: the set's "
+            "own, mostly 32/8x128.",
             "H/KxD",
         ),
     ] = None
@@ -80,14 +85,34 @@ class BenchFlags:
         list[str] | None,
         _what.word(
             "--dtype",
-            "bfloat16, float16 or float32. May be given several times. Default: bfloat16.",
+            "bfloat16, float16 or float32. May be given several times. Default: the set's own, "
+            "bfloat16.",
             "DTYPE",
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        str, _what.word("--kv-cache-dtype", "Format of the cache: auto, fp8, ...", "DTYPE")
-    ] = "auto"
-    block_size: Annotated[int, _what.integer("--block-size", "Tokens per block.")] = 16
+        str | None,
+        _what.word(
+            "--kv-cache-dtype",
+            "Format of the cache: auto, fp8, ... Default: the set's own, mostly auto.",
+            "DTYPE",
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        _what.integer("--block-size", "Tokens per block. Default: the set's own, mostly 16."),
+    ] = None
+    window: Annotated[
+        int | None,
+        _what.integer("--window", "Keys that a token sees, its own included. Default: all."),
+    ] = None
+    lse: Annotated[
+        bool, _what.flag("--lse", "Each call also returns the logarithm of the denominators.")
+    ] = False
+    own_output: Annotated[
+        bool,
+        _what.flag("--own-output", "Each call returns its own tensor, and copies into no other."),
+    ] = False
     device: Annotated[
         str | None,
         _what.word(
@@ -145,6 +170,8 @@ def _bench(flags: BenchFlags, output: OutputFlags) -> int:
 
     if flags.list_workloads:
         return _list_workloads(output)
+    if flags.list_peers:
+        return _list_peers(output)
     gc.enable()  # off for short commands; this one runs long and makes garbage
     plan = make_plan(_asked(flags, output))
     plots = [_checked_plot(path) for path in flags.plot or ()]
@@ -158,8 +185,8 @@ def _bench(flags: BenchFlags, output: OutputFlags) -> int:
 
 
 def _list_workloads(output: OutputFlags) -> int:
+    from attn_bench.sets import SETS
     from attn_bench.tables import workload_table
-    from attn_bench.workloads import SETS
 
     sets = {
         name: [{"phase": str(w.phase), "label": w.shape} for w in workloads]
@@ -170,6 +197,25 @@ def _list_workloads(output: OutputFlags) -> int:
         output,
         tables=lambda: [workload_table(SETS.items())],
         bare=SETS,
+    )
+    return 0
+
+
+def _list_peers(output: OutputFlags) -> int:
+    from attn_bench.peers import known_peers
+    from attn_bench.tables import peer_table
+
+    peers = known_peers()
+    emit(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "peers": [
+                {"name": name, "calls": words, "needs": needs} for name, words, needs in peers
+            ],
+        },
+        output,
+        tables=lambda: [peer_table(peers)],
+        bare=[name for name, _, _ in peers],
     )
     return 0
 
@@ -192,6 +238,9 @@ def _asked(flags: BenchFlags, output: OutputFlags) -> Any:
         dtypes=flags.dtype or (),
         kv_cache_dtype=flags.kv_cache_dtype,
         block_size=flags.block_size,
+        window=flags.window,
+        returns_lse=flags.lse,
+        own_output=flags.own_output,
         device=flags.device,
         settings=Settings(
             rounds=flags.rounds,

@@ -60,7 +60,7 @@ class KernelCall:
         softcap: None is off.
         alibi_slopes: (Hq,), or None.
         sinks: (Hq,), or None.
-        descales: factors of stored query, key and value: numbers, or (Hkv,) for the latter two.
+        descales: factors of stored query, key and value: numbers, or (Hkv,).
     """
 
     query: Tensor
@@ -98,7 +98,7 @@ class KernelCall:
         query_scale, key_scale, value_scale = self.descales
         query = self.query
         if query.dtype in FP8_DTYPES:
-            query = query.double() * query_scale
+            query = query.double() * _per_query_head(query_scale, query.shape[1])
         if self.block_table is None:
             return self._ragged(query)
         return reference.paged_attention(
@@ -156,3 +156,10 @@ class KernelCall:
             start, stop = starts[index], starts[index + 1]
             positions[start:stop] = torch.arange(length - (stop - start), length)
         return positions
+
+
+def _per_query_head(scale: float | Tensor, num_heads: int) -> float | Tensor:
+    """Return a factor that broadcasts to (T, Hq, D): query heads have their kv head's."""
+    if not isinstance(scale, Tensor) or scale.ndim == 0:
+        return scale
+    return scale.double().repeat_interleave(num_heads // len(scale))[:, None]

@@ -1,0 +1,130 @@
+"""FlashInfer's planned wrappers; kernels are compiled at first use, before anything is timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attn_bench.direct import DirectCalls, first_of, itself, refuse_cache_dtype
+
+if TYPE_CHECKING:
+    from attn_bench.paged import PeerInputs
+
+__all__ = ["direct"]
+
+_WORKSPACE_BYTES = 256 * 2**20
+_FEW_QUERIES = 16  # up to here a batch is bound by memory, and its decode kernels serve it best
+_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
+    """Return the decode wrapper on tensor cores for single queries, else the prefill wrapper.
+
+    The plan is made once for all layers, as the library means it.
+
+    Raises:
+        ImportError: with the library's own words.
+        UnsupportedOptionError: a cache in a format that it does not read.
+    """
+    import flashinfer
+
+    batch = layers[0]
+    workload = batch.workload
+    refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
+    is_decode = workload.query_len == 1
+    wrapper, plan = (_decode if is_decode else _prefill)(flashinfer, batch)
+    plan()
+    return DirectCalls(
+        calls=tuple(partial(wrapper.run, **_arguments(layer)) for layer in layers),
+        tokens=first_of if workload.returns_lse else itself,
+        lse=_natural_lse if workload.returns_lse else None,
+        plan=plan,
+    )
+
+
+def _decode(flashinfer: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(batch), kv_layout="NHD", use_tensor_cores=True
+    )
+    starts, pages, last_page_lens = _pages(batch)
+    heads = batch.workload.heads
+    plan = partial(
+        wrapper.plan,
+        indptr=starts,
+        indices=pages,
+        last_page_len=last_page_lens,
+        num_qo_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_size,
+        page_size=batch.block_size,
+        **_plan_options(batch),
+    )
+    return wrapper, plan
+
+
+def _prefill(flashinfer: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+    backend = "fa2" if batch.workload.query_len <= _FEW_QUERIES else "auto"
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        _workspace(batch), kv_layout="NHD", backend=backend
+    )
+    starts, pages, last_page_lens = _pages(batch)
+    heads = batch.workload.heads
+    plan = partial(
+        wrapper.plan,
+        qo_indptr=batch.query_start_loc.cpu(),
+        paged_kv_indptr=starts,
+        paged_kv_indices=pages,
+        paged_kv_last_page_len=last_page_lens,
+        num_qo_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim_qk=heads.head_size,
+        page_size=batch.block_size,
+        causal=True,
+        **_plan_options(batch),
+    )
+    return wrapper, plan
+
+
+def _plan_options(batch: PeerInputs) -> dict[str, Any]:
+    return {
+        "window_left": batch.window[0],
+        "q_data_type": batch.query.dtype,
+        "kv_data_type": batch.key_cache.dtype,
+        "sm_scale": batch.scale,
+    }
+
+
+def _workspace(batch: PeerInputs) -> Tensor:
+    """Return zeroed scratch memory; its first use needs the zeros."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=batch.query.device)
+
+
+def _pages(batch: PeerInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return page starts (B + 1) and last page lengths (B) on the host, pages on the device."""
+    size = batch.block_size
+    counts = [-(-length // size) for length in batch.workload.seq_lens]
+    starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    rows = [row[:count] for row, count in zip(batch.block_table, counts, strict=True)]
+    last = [(length - 1) % size + 1 for length in batch.workload.seq_lens]
+    return starts, torch.cat(rows), torch.tensor(last, dtype=torch.int32)
+
+
+def _arguments(layer: PeerInputs) -> dict[str, Any]:
+    """Return the keywords of one layer's run."""
+    workload = layer.workload
+    return {
+        "q": layer.query,
+        "paged_kv_cache": (layer.key_cache, layer.value_cache),
+        "out": None if workload.own_output else layer.output,
+        "return_lse": workload.returns_lse,
+    }
+
+
+def _natural_lse(result: Any) -> Tensor:
+    """Return (Hq, T) in natural logarithm; the library's is (T, Hq) and of base 2."""
+    return itself(result[1]).T * math.log(2.0)
