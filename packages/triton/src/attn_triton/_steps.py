@@ -1,0 +1,175 @@
+"""How one step's batch is launched: sizes of grids, and the buffers that the kernels fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.spec import LayerSpec
+from attn_triton.machine import Machine
+from attn_triton.tiles import Tile, Widths, decode_tiles, prefill_tile
+
+__all__ = [
+    "MAX_DECODE_TOKENS",
+    "MAX_PARTS",
+    "Composition",
+    "DecodeGrid",
+    "Planner",
+    "Shape",
+    "composition_of",
+]
+
+MAX_DECODE_TOKENS = 16
+"""Query tokens up to which a request's keys are cut into parts."""
+
+MAX_PARTS = 8
+"""In batch-invariant mode: into how many parts a request is cut at most."""
+
+_LEAST_PART_TILES = 8  # in that mode: 512 keys, so that short requests need no second kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What the host knows of a batch, exactly or as a bound.
+
+    Attributes:
+        num_decodes: requests of few query tokens, at most.
+        decode_tokens: query tokens of one of them, at most; 0 without any.
+        num_blocks: blocks of query rows of the other requests, at most.
+    """
+
+    num_decodes: int
+    decode_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGrid:
+    """How the decode kernel runs.
+
+    Attributes:
+        tile: of one program.
+        blocks: blocks of rows of one request and kv head.
+        max_rows: query rows of one kv head that a request has at most.
+        max_items: parts of requests, at most.
+        slots: parts that one wave holds; 0: requests are not cut to fill one.
+        may_split: whether a request can be in several parts, so that they must be combined.
+    """
+
+    tile: Tile
+    blocks: int
+    max_rows: int
+    max_items: int
+    slots: int
+    may_split: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the machine code of a step depends on, beside the layer: key of compiled handles."""
+
+    decode: Tile | None
+    blocks: int
+    prefill: Tile | None
+
+
+class Planner:
+    """Chooses grids for the batches of a group of layers."""
+
+    def __init__(
+        self, layer: LayerSpec, machine: Machine, *, cache_bytes: int, is_invariant: bool
+    ) -> None:
+        """Keep what does not change from step to step."""
+        self.machine = machine
+        self.group = layer.queries_per_kv
+        self.num_kv_heads = layer.num_kv_heads
+        self.head_size_v = layer.head_size_v
+        self.is_invariant = is_invariant
+        self.widths = Widths(
+            head_size=layer.head_size,
+            head_size_v=layer.head_size_v,
+            element_bytes=layer.dtype.itemsize,
+            cache_bytes=cache_bytes,
+        )
+        self.prefill = prefill_tile(machine.arch, self.widths)
+        # In batch-invariant mode the shape of a tile must not depend on the longest neighbour.
+        self.most_tokens = 1 if is_invariant else MAX_DECODE_TOKENS
+
+    def decode_grid(self, composition: Composition, max_seq_len: int) -> DecodeGrid:
+        """Return how a batch's decodes run.
+
+        A wave is what the compute units hold at once: two deeply pipelined programs each, or more
+        that are less so. What fits is cut to fill one wave; more cuts never paid.
+        """
+        max_rows = composition.decode_tokens * self.group
+        deep, full = decode_tiles(self.machine.arch, self.widths, max_rows)
+        blocks = -(-max_rows // deep.rows)
+        units, count = self.machine.compute_units, composition.num_decodes
+        columns = self.num_kv_heads * blocks
+        if self.is_invariant:
+            tile, items, slots = deep, count * MAX_PARTS, 0
+            may_split = max_seq_len > _LEAST_PART_TILES * tile.keys
+        else:
+            is_deep = count * columns <= units * deep.programs_per_unit
+            tile = deep if is_deep else full
+            slots = max(1, units * tile.programs_per_unit // columns)
+            items = max(slots, count)
+            may_split = count < slots and max_seq_len > tile.keys
+        return DecodeGrid(
+            tile=tile,
+            blocks=blocks,
+            max_rows=max_rows,
+            max_items=items if may_split else count,
+            slots=slots if may_split else 0,
+            may_split=may_split,
+        )
+
+    def part_floats(self, grid: DecodeGrid) -> tuple[int, int]:
+        """Return how many floats the parts' values and their maxima and sums take."""
+        rows = grid.max_items * self.num_kv_heads * grid.max_rows if grid.may_split else 0
+        return rows * self.head_size_v, rows * 2
+
+    @property
+    def least_part_tiles(self) -> int:
+        """Tiles that a part has at least, in batch-invariant mode."""
+        return _LEAST_PART_TILES
+
+
+def composition_of(
+    common: CommonAttentionMetadata,
+    *,
+    group: int,
+    rows: int,
+    most_tokens: int,
+    is_cache_free: bool,
+    is_bound: bool,
+) -> Composition:
+    """Return what a batch is made of.
+
+    Args:
+        common: the batch.
+        group: query heads per kv head.
+        rows: query rows of a block of the prefill kernel.
+        most_tokens: query tokens up to which a request decodes.
+        is_cache_free: nothing decodes.
+        is_bound: return bounds for every batch of as many requests and tokens, for a captured
+            graph, whose replays have other lengths.
+    """
+    count, tokens, longest = common.num_reqs, common.num_actual_tokens, common.max_query_len
+    if not is_cache_free and longest <= most_tokens:
+        return Composition(num_decodes=count, decode_tokens=longest, num_blocks=0)
+    if is_bound:
+        blocks = count + tokens * group // rows
+        decodes = 0 if is_cache_free else count
+        return Composition(
+            num_decodes=decodes, decode_tokens=most_tokens if decodes else 0, num_blocks=blocks
+        )
+    lens = common.query_lens_cpu
+    is_decode = lens.gt(0) & lens.le(0 if is_cache_free else most_tokens)
+    blocks = (lens.mul(group).add_(rows - 1)).div_(rows, rounding_mode="floor")
+    decode_lens = lens[is_decode]
+    return Composition(
+        num_decodes=len(decode_lens),
+        decode_tokens=int(decode_lens.max()) if len(decode_lens) else 0,
+        num_blocks=int(blocks[~is_decode].sum()),
+    )

@@ -1,0 +1,219 @@
+"""What decode and prefill share: bounds of rows, one pass over keys, the end of a softmax.
+
+A tile has rows of one kv head: row i of a request is query token i // G of query head i % G among
+the G that share the kv head, so that any G fits any tile and K and V are read once for all of them.
+Logits are in units of log2, so that exponentials are exp2. The running maximum starts at a finite
+number and hidden logits are -inf: a row that has seen no key has weight 0 and no NaN.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["LOG2E", "bounds_of", "finish", "row_start", "sweep"]
+
+LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
+_LN2 = tl.constexpr(0.6931471805599453)
+_LOWEST = tl.constexpr(-1e30)
+_SMALL = tl.constexpr(0.25)
+
+
+@triton.jit
+def row_start(ROWS: tl.constexpr):
+    """Return the maxima of rows that have seen no key."""
+    return tl.full([ROWS], _LOWEST, tl.float32)
+
+
+@triton.jit
+def bounds_of(
+    position,
+    num_keys,
+    is_causal,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """Return the first key that queries at `position` see, and one past the last.
+
+    Both never fall as the position rises. LEFT and RIGHT are -1 and CHUNK 0 where there is none;
+    CAUSAL is 0, 1, or 2 for `is_causal` to say.
+    """
+    first = position * 0
+    if LEFT >= 0:
+        first = tl.maximum(position - LEFT, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, tl.maximum(position, 0) // CHUNK * CHUNK)
+    last = position * 0 + num_keys
+    if RIGHT >= 0:
+        last = tl.minimum(last, position + RIGHT + 1)
+    if CAUSAL == 1:
+        last = tl.minimum(position + 1, num_keys)
+    if CAUSAL == 2:
+        last = tl.where(is_causal, tl.minimum(position + 1, num_keys), last)
+    return first, last
+
+
+@triton.jit
+def _tanh(x, ACCURATE: tl.constexpr):
+    """Return tanh, right for any finite x; with ACCURATE to float32's last bits near 0 too."""
+    size = tl.abs(x)
+    e = tl.math.exp2(size * (-2.0 * _LOG2E))
+    t = (1.0 - e) / (1.0 + e)
+    if ACCURATE:
+        # 1 - e cancels near 0; the Taylor series to the 9th power is good to 1e-8 there.
+        y = x * x
+        series = 1.0 + y * (-1.0 / 3 + y * (2.0 / 15 + y * (-17.0 / 315 + y * (62.0 / 2835))))
+        t = tl.where(size < _SMALL, size * series, t)
+    return tl.where(x < 0, -t, t)
+
+
+@triton.jit
+def _in_ranges(seen, position, n, ranges, num_ranges):
+    """Widen a mask by the ranges whose positions see each other."""
+    for r in range(num_ranges):
+        start = tl.load(ranges + 2 * r)
+        stop = tl.load(ranges + 2 * r + 1)
+        rows = (position >= start) & (position <= stop)
+        keys = (n >= start) & (n <= stop)
+        seen = seen | (rows[:, None] & keys[None, :])
+    return seen
+
+
+@triton.jit
+def _load(pointers, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    if WIDTH == PADDED:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(column < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def _widen(tile, like, INT8: tl.constexpr):
+    """Return a tile of the cache in the queries' dtype, which holds each of its numbers."""
+    if INT8:
+        return tile.to(tl.float32).to(like.dtype)
+    return tile.to(like.dtype)
+
+
+@triton.jit
+def sweep(
+    q,
+    m,
+    l,
+    acc,
+    k_ptr,
+    v_ptr,
+    k_scales,
+    v_scales,
+    table,
+    start,
+    end,
+    num_keys,
+    position,
+    first,
+    last,
+    slope,
+    scale,
+    cap,
+    ranges,
+    num_ranges,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    DP: tl.constexpr,
+    DVP: tl.constexpr,
+    BN: tl.constexpr,
+    PAGE: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    K_TOKEN: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    V_TOKEN: tl.constexpr,
+    MASK: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    INT8: tl.constexpr,
+    RANGES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Run an online softmax over keys [start, end), and return maximum, sum and weighted values.
+
+    Keys past the last are read as the last one, so that no slot beyond a sequence is ever read.
+    The page numbers of a tile are loaded an iteration ahead: a load that waits for another would
+    halve the depth to which the compiler prefetches.
+    """
+    i = tl.arange(0, BN)
+    d = tl.arange(0, DP)
+    dv = tl.arange(0, DVP)
+    page = i
+    if PAGE > 0:
+        live = (i >= 0) & (end > start)
+        page = tl.load(table + tl.minimum(start + i, num_keys - 1) // PAGE, mask=live, other=0)
+    for j in tl.range(start, end, BN, num_stages=STAGES):
+        n = j + i
+        at = n
+        if MASK:
+            at = tl.minimum(n, num_keys - 1)
+        if PAGE > 0:
+            within = at % PAGE
+            k_at = page.to(tl.int64) * K_BLOCK + within * K_TOKEN
+            v_at = page.to(tl.int64) * V_BLOCK + within * V_TOKEN
+        else:
+            k_at = at.to(tl.int64) * K_TOKEN
+            v_at = at.to(tl.int64) * V_TOKEN
+        k = _widen(_load(k_ptr + (k_at[:, None] + d[None, :]), d, D, DP), q, INT8)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if INT8:
+            s = s * tl.load(k_scales + k_at // 4)[None, :]
+        s = s * scale
+        if SOFTCAP:
+            s = _tanh(s, q.dtype == tl.float32) * cap
+        if ALIBI:
+            s = s - slope[:, None] * tl.abs(position[:, None] - n[None, :]).to(tl.float32)
+        if MASK:
+            seen = n[None, :] < last[:, None]
+            if HAS_FIRST:
+                seen = seen & (n[None, :] >= first[:, None])
+            if RANGES:
+                seen = _in_ranges(seen, position, n, ranges, num_ranges)
+                seen = seen & (n < num_keys)[None, :]
+            s = tl.where(seen, s, -float("inf"))
+        top = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - top[:, None])
+        fade = tl.math.exp2(m - top)
+        l = l * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None]
+        v = _load(v_ptr + (v_at[:, None] + dv[None, :]), dv, DV, DVP)
+        if INT8:
+            v = v.to(tl.float32) * tl.load(v_scales + v_at // 4)[:, None]
+        v = v.to(q.dtype)
+        if PAGE > 0:
+            page = tl.load(table + tl.minimum(n + BN, num_keys - 1) // PAGE)
+        acc = tl.dot(p.to(q.dtype), v, acc, input_precision="ieee")
+        m = top
+    return m, l, acc
+
+
+@triton.jit
+def finish(m, l, acc, sink, SINKS: tl.constexpr):
+    """Return outputs and natural-log LSEs of rows; one without a key has 0 and -inf, or its sink.
+
+    Args:
+        m: (rows,) maxima, in units of log2.
+        l: (rows,) sums of weights under them.
+        acc: (rows, Dv) weighted values.
+        sink: (rows,) natural logits of value zero, with SINKS.
+        SINKS: whether there are any.
+    """
+    if SINKS:
+        extra = sink * _LOG2E
+        top = tl.maximum(m, extra)
+        fade = tl.math.exp2(m - top)
+        l = l * fade + tl.math.exp2(extra - top)
+        acc = acc * fade[:, None]
+        m = top
+    is_empty = l == 0
+    whole = tl.where(is_empty, 1.0, l)
+    lse = tl.where(is_empty, -float("inf"), (m + tl.math.log2(whole)) * _LN2)
+    return acc / whole[:, None], lse

@@ -1,0 +1,48 @@
+"""What the kernels must know of a device: its architecture and how many programs run at once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from attn_shared.arch import Arch, parse_arch
+from attn_shared.vendor import Vendor
+
+__all__ = ["Machine", "machine_of"]
+
+_INTERPRETED = "sm_90"  # whose shapes the interpreter runs
+_INTERPRETED_UNITS = 4  # few, so that small batches are cut and large ones are not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A device.
+
+    Attributes:
+        arch: its architecture.
+        compute_units: multiprocessors, compute units or Xe cores.
+    """
+
+    arch: Arch
+    compute_units: int
+
+
+@functools.cache
+def machine_of(device: torch.device) -> Machine:
+    """Return what a torch device is; a CPU stands for the interpreter."""
+    if device.type == "cpu":
+        return Machine(arch=parse_arch(_INTERPRETED), compute_units=_INTERPRETED_UNITS)
+    if device.type == "xpu":
+        found = torch.xpu.get_device_properties(device)
+        return Machine(arch=Arch(vendor=Vendor.INTEL, canonical="xpu"), compute_units=_units(found))
+    properties = torch.cuda.get_device_properties(device)
+    name = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
+    arch = parse_arch(name or f"{properties.major}.{properties.minor}")
+    return Machine(arch=arch, compute_units=properties.multi_processor_count)
+
+
+def _units(properties: object) -> int:
+    """Return the Xe cores of an Intel GPU, of eight vector engines each."""
+    return max(1, int(getattr(properties, "gpu_eu_count", 8)) // 8)

@@ -1,0 +1,229 @@
+"""Launch parameters of the attention kernels, as data with provenance; nothing tunes itself.
+
+A row of the table gives the shapes that a family of architectures runs best, as far as that was
+measured, at heads of 128. Other widths get the same shapes made smaller until they fit the
+architecture's shared memory, which `shared_bytes` estimates: measured on compiled kernels it is
+never below what Triton takes for the tiles themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attn_shared.arch import Arch
+
+__all__ = [
+    "LaunchRow",
+    "Tile",
+    "Widths",
+    "decode_tiles",
+    "launch_row",
+    "least_shared_bytes",
+    "next_power_of_2",
+    "prefill_tile",
+    "shared_bytes",
+]
+
+_LEAST = 16  # rows, keys and widths of the smallest product of tiles
+_UNKNOWN_SHARED_BYTES = 64 * 1024  # of architectures whose limit is in no table
+_MOST_DECODE_ROWS = 64
+_ROWS_TIMES_WIDTH = 64 * 128  # of a decode tile's sums, over 128 threads: 64 registers each
+_PREFILL_REGISTERS = 64  # of a thread for a prefill tile's sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """What the size of a tile depends on.
+
+    Attributes:
+        head_size: D.
+        head_size_v: Dv.
+        element_bytes: of a query element.
+        cache_bytes: of a cache element.
+    """
+
+    head_size: int
+    head_size_v: int
+    element_bytes: int
+    cache_bytes: int
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """D and Dv as tiles have them: powers of two."""
+        return _padded(self.head_size), _padded(self.head_size_v)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One program's shape.
+
+    Attributes:
+        rows: query rows.
+        keys: keys per iteration.
+        num_warps: warps.
+        stages: depth of the loop's software pipeline.
+        max_registers: registers of a thread that the compiler is held to; None: its own choice.
+        programs_per_unit: how many of them are meant to share a compute unit.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    stages: int
+    max_registers: int | None = None
+    programs_per_unit: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """Shapes for a family, at heads of 128.
+
+    Attributes:
+        families: of `attn_shared.arch`.
+        decode: for waves of few programs, pipelined deeply.
+        decode_full: for waves of more.
+        prefill: for many rows.
+        provenance: where the numbers come from.
+    """
+
+    families: tuple[str, ...]
+    decode: Tile
+    decode_full: Tile
+    prefill: Tile
+    provenance: str
+
+
+_H200 = (
+    "H200, Triton 3.6.0, bf16, 32/8 heads of 128, page 16: decode 122.5 us at 32x4096 with 3 "
+    "stages in one wave (2 programs a unit), 2 stages for 3 or 4; prefill by gathered rows "
+    "466 TFLOP/s at 1x4096 with 128 x 64, 8 warps, 128 registers"
+)
+_NOT_RUN = "not run on hardware; "
+_AMPERE_ON = Tile(rows=128, keys=64, num_warps=8, stages=2)
+
+_TABLE = (
+    LaunchRow(
+        families=("hopper",),
+        decode=Tile(rows=16, keys=64, num_warps=4, stages=3, programs_per_unit=2),
+        decode_full=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=4),
+        prefill=replace(_AMPERE_ON, max_registers=128),
+        provenance=_H200,
+    ),
+    LaunchRow(
+        families=("ampere", "ada", "blackwell", "blackwell-consumer", "blackwell-thor", "rubin"),
+        decode=Tile(rows=16, keys=64, num_warps=4, stages=3, programs_per_unit=2),
+        decode_full=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=4),
+        prefill=_AMPERE_ON,
+        provenance=f"{_NOT_RUN}the shapes of Hopper, within the smaller shared memory",
+    ),
+    LaunchRow(
+        families=("cdna1", "cdna2", "cdna3", "cdna4", "cdna5", "gcn5"),
+        decode=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=2),
+        decode_full=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=2),
+        prefill=Tile(rows=64, keys=64, num_warps=4, stages=1),
+        provenance=f"{_NOT_RUN}compiled: no spills",
+    ),
+    LaunchRow(
+        families=("rdna1", "rdna2", "rdna3", "rdna3.5", "rdna4"),
+        decode=Tile(rows=16, keys=32, num_warps=4, stages=1, programs_per_unit=2),
+        decode_full=Tile(rows=16, keys=32, num_warps=4, stages=1, programs_per_unit=2),
+        prefill=Tile(rows=32, keys=32, num_warps=4, stages=1),
+        provenance=f"{_NOT_RUN}compiled: 128 x 64 tiles spill 630 to 1520 registers, these none",
+    ),
+)
+_OTHERS = LaunchRow(
+    families=(),
+    decode=Tile(rows=16, keys=32, num_warps=4, stages=2, programs_per_unit=2),
+    decode_full=Tile(rows=16, keys=32, num_warps=4, stages=2, programs_per_unit=2),
+    prefill=Tile(rows=64, keys=32, num_warps=4, stages=2),
+    provenance=f"{_NOT_RUN}not compiled either: small shapes that any architecture holds",
+)
+
+
+def launch_row(family: str) -> LaunchRow:
+    """Return the shapes of a family of architectures; of one in no row, small ones."""
+    return next((row for row in _TABLE if family in row.families), _OTHERS)
+
+
+def next_power_of_2(number: int) -> int:
+    """Return the least power of two that is not below `number`, which is positive."""
+    return 1 << (number - 1).bit_length()
+
+
+def shared_bytes(tile: Tile, widths: Widths) -> int:
+    """Return about how much shared memory a program of this shape takes.
+
+    Buffers of keys and values for each stage but one, the same once more in the queries' dtype
+    where the cache has another, the queries, and the weights.
+    """
+    width, width_v = widths.padded
+    elements = tile.keys * (width + width_v)
+    total = elements * widths.cache_bytes * max(1, tile.stages - 1)
+    if widths.cache_bytes != widths.element_bytes:
+        total += elements * widths.element_bytes
+    return total + tile.rows * (width + tile.keys) * widths.element_bytes
+
+
+def least_shared_bytes(widths: Widths) -> int:
+    """Return what the smallest shape takes that there is for these widths."""
+    return shared_bytes(Tile(rows=_LEAST, keys=_LEAST, num_warps=4, stages=1), widths)
+
+
+def decode_tiles(arch: Arch, widths: Widths, num_rows: int) -> tuple[Tile, Tile]:
+    """Return the shapes for waves of few programs and of more.
+
+    Args:
+        arch: the architecture.
+        widths: of the layer.
+        num_rows: query rows of one kv head that a request has at most.
+    """
+    row = launch_row(arch.family)
+    most = min(_MOST_DECODE_ROWS, max(_LEAST, _ROWS_TIMES_WIDTH // widths.padded[1]))
+    rows = min(most, max(_LEAST, next_power_of_2(num_rows)))
+    return (
+        _in_waves(replace(row.decode, rows=rows), widths, arch),
+        _in_waves(replace(row.decode_full, rows=rows), widths, arch),
+    )
+
+
+def prefill_tile(arch: Arch, widths: Widths) -> Tile:
+    """Return the shape for many rows."""
+    tile = launch_row(arch.family).prefill
+    most = tile.num_warps * 32 * _PREFILL_REGISTERS // widths.padded[1]
+    tile = replace(tile, rows=max(_LEAST, min(tile.rows, next_power_of_2(most))))
+    if tile.rows < launch_row(arch.family).prefill.rows:
+        tile = replace(tile, max_registers=None)
+    return _shrunk(tile, widths, _limit(arch))
+
+
+def _in_waves(tile: Tile, widths: Widths, arch: Arch) -> Tile:
+    """Make a tile fit, and say how many of them share a unit."""
+    limit = _limit(arch)
+    wanted = tile.programs_per_unit
+    while tile.stages > 2 and shared_bytes(tile, widths) * wanted > limit:
+        tile = replace(tile, stages=tile.stages - 1)
+    tile = _shrunk(tile, widths, limit)
+    fits = limit // shared_bytes(tile, widths)
+    return replace(tile, programs_per_unit=max(1, min(wanted, fits)))
+
+
+def _shrunk(tile: Tile, widths: Widths, limit: int) -> Tile:
+    """Return the tile with fewer stages, keys and rows, in this order, until it fits."""
+    while shared_bytes(tile, widths) > limit:
+        if tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        elif tile.keys > _LEAST:
+            tile = replace(tile, keys=tile.keys // 2)
+        elif tile.rows > _LEAST:
+            tile = replace(tile, rows=tile.rows // 2)
+        else:
+            break  # selection refuses such widths, with the numbers
+    return tile
+
+
+def _limit(arch: Arch) -> int:
+    return arch.shared_memory_bytes or _UNKNOWN_SHARED_BYTES
+
+
+def _padded(width: int) -> int:
+    return max(_LEAST, next_power_of_2(width))
