@@ -9,6 +9,12 @@ __all__ = ["PRIORITIES"]
 
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="TRITON_ATTN",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before the backends on torch alone because its "
+        "kernels read blocks where they are, and behind the vendors' own",
+    ),
+    Rank(
         name="TORCH_SDPA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; before FLEX_ATTENTION because it serves more "
