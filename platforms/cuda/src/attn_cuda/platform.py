@@ -18,6 +18,8 @@ from attn_cuda._vendor import (
     flash_mla,
     flashinfer,
     triton,
+    vllm_flash_attn_2,
+    vllm_flash_attn_3,
 )
 from attn_cuda._vendor.cuda_driver import ask_driver
 from attn_cuda._vendor.nvml import DriverUnavailableError, read_driver
@@ -109,7 +111,10 @@ class CudaPlatform(Platform):
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find the attention libraries for NVIDIA GPUs."""
-        modules = (flash_attn, flash_attn_3, fa3_fwd, flash_attn_4, flashinfer, flash_mla, triton)
+        modules = (
+            *(flash_attn, flash_attn_3, fa3_fwd, flash_attn_4, vllm_flash_attn_2),
+            *(vllm_flash_attn_3, flashinfer, flash_mla, triton),
+        )
         return tuple(module.SPEC for module in modules)
 
     def supported_dtypes(self, device: DeviceFacts) -> tuple[torch.dtype, ...]:

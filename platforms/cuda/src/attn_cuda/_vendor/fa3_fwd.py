@@ -5,10 +5,13 @@ It is recognised so that a user sees why it serves no paged cache; no extra inst
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from attn_cuda._vendor import flash_attn_3
 from attn_shared.inventory import VendorBuild, VendorSpec
+from attn_shared.probing import import_library
 
-__all__ = ["SPEC", "probe"]
+__all__ = ["SPEC", "interface", "probe"]
 
 SPEC = VendorSpec(
     name="fa3_fwd",
@@ -17,6 +20,15 @@ SPEC = VendorSpec(
     install='pip install fa3-fwd (which serves no paged cache: take "attn-cuda[fa3]" instead)',
     probe="attn_cuda._vendor.fa3_fwd:probe",
 )
+
+
+def interface() -> ModuleType:
+    """Return the module that holds its calls.
+
+    Raises:
+        ImportError: with the loader's own words.
+    """
+    return import_library("fa3_fwd_interface")
 
 
 def probe() -> VendorBuild:

@@ -14,7 +14,7 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "describe", "probe"]
+__all__ = ["SPEC", "describe", "interface", "probe"]
 
 SPEC = VendorSpec(
     name="flash_attn_3",
@@ -28,6 +28,15 @@ _OPTIONAL = ("sinks", "s_aux", "out", "page_table", "qv", "scheduler_metadata", 
 
 # FLASHATTENTION_DISABLE_PAGEDKV, FLASHATTENTION_ENABLE_VCOLMAJOR, with and without "_" inside
 _BUILD_FLAG = re.compile(r"FLASH_?ATTENTION_(DISABLE|ENABLE)_(\w+)")
+
+
+def interface() -> ModuleType:
+    """Return the module that holds its calls.
+
+    Raises:
+        ImportError: with the loader's own words.
+    """
+    return import_library("flash_attn_interface")
 
 
 def probe() -> VendorBuild:
@@ -44,13 +53,13 @@ def describe(spec: VendorSpec, interface_name: str, config_name: str) -> VendorB
 
     Flags are claims in lower case, "pagedkv" = "on"; a build without a configuration has none.
     """
-    interface = import_library(interface_name)
+    module = import_library(interface_name)
     hint = "no FlashAttention 3 interface; reinstall it"
     calls = {
-        name: require(interface, name, hint)
+        name: require(module, name, hint)
         for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache")
     }
-    calls["get_scheduler_metadata"] = getattr(interface, "get_scheduler_metadata", None)
+    calls["get_scheduler_metadata"] = getattr(module, "get_scheduler_metadata", None)
     return VendorBuild(
         version=installed_version(spec.distributions),
         flags=_flags(config_name),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
     build_flags,
@@ -11,7 +13,7 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "probe"]
+__all__ = ["SPEC", "interface", "probe"]
 
 # Its package flash_attn.cute lies inside FlashAttention 2's, if that is there.
 SPEC = VendorSpec(
@@ -28,19 +30,28 @@ _OPTIONAL = (
 )
 
 
+def interface() -> ModuleType:
+    """Return the package that holds its calls.
+
+    Raises:
+        ImportError: with the loader's own words.
+    """
+    return import_library("flash_attn.cute")
+
+
 def probe() -> VendorBuild:
     """Import the library and its compiler, and say what it has.
 
     Raises:
         ImportError: with the loader's own words, or naming what is missing.
     """
-    package = import_library("flash_attn.cute")
-    interface = import_library("flash_attn.cute.interface")
+    package = interface()
+    inner = import_library("flash_attn.cute.interface")
     name = "flash_attn_varlen_func"
     calls = {
         name: require(package, name, "another flash_attn hides it; reinstall flash-attn-4"),
-        "get_scheduler_metadata": getattr(interface, "get_scheduler_metadata", None),
-        "flash_attn_combine": getattr(interface, "flash_attn_combine", None),
+        "get_scheduler_metadata": getattr(inner, "get_scheduler_metadata", None),
+        "flash_attn_combine": getattr(inner, "flash_attn_combine", None),
     }
     return VendorBuild(
         # The package's own __version__ asks for a distribution of another name.

@@ -1,0 +1,325 @@
+"""The calls of each FlashAttention, by keyword: our arguments in, (output, LSE (Hq, T)) out.
+
+No two libraries take the same: FlashAttention 2 wants starts of keys beside a block table where the
+others want lengths, FlashAttention 3 has a call of its own for pages, FlashAttention 4 writes an
+unbounded window as None, and only vLLM's builds take an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_cuda._fa_providers import Provider
+from attn_cuda._vendor import fa3_fwd, flash_attn, flash_attn_3, flash_attn_4, vllm_flash_attn
+from attn_shared.request import Window
+from attn_shared.spec import LayerSpec
+
+__all__ = ["Call", "Extras", "Kernel", "KeyStep", "kernel_for", "load", "schedule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeyStep:
+    """Queries and keys of one call, as the layers of a step share them.
+
+    Attributes:
+        query_start_loc: (B + 1,) int32.
+        max_query_len: host bound.
+        max_key_len: host bound.
+        causal: bottom-right aligned.
+        key_lens: (B,) int32, of keys in pages.
+        key_start_loc: (B + 1,) int32: where each request's keys begin in a call that brings them;
+            for FlashAttention 2 also prefix sums of `key_lens`.
+        block_table: (B, M) int32, or None for keys that come with the call.
+        num_splits: parts that the keys of a request are cut into; 0 leaves it to the kernel.
+        schedule: what the library worked out ahead of the layers, or None.
+    """
+
+    query_start_loc: Tensor
+    max_query_len: int
+    max_key_len: int
+    causal: bool
+    key_lens: Tensor | None = None
+    key_start_loc: Tensor | None = None
+    block_table: Tensor | None = None
+    num_splits: int = 0
+    schedule: Tensor | None = None
+
+    @property
+    def num_reqs(self) -> int:
+        """B."""
+        return self.query_start_loc.shape[0] - 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Extras:
+    """What a call has beside tensors and lengths.
+
+    Attributes:
+        with_lse: the LSE is wanted.
+        out: (T, Hq, Dv) to write to, for libraries that take one.
+        sinks: (Hq,) of the dtype that the library takes.
+        slopes: (Hq,) float32.
+        descales: of query, key and value, each (B, Hkv) float32.
+    """
+
+    with_lse: bool = False
+    out: Tensor | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    descales: tuple[Tensor, Tensor, Tensor] | None = None
+
+
+Call = Callable[[Tensor, Tensor, Tensor, KeyStep, Extras], tuple[Tensor, Tensor | None]]
+"""(query (T, Hq, D), key, value, step, extras) -> output (T, Hq, Dv), and LSE (Hq, T) if wanted."""
+
+Kernel = Callable[[LayerSpec], Call]
+"""Binds what a layer never changes."""
+
+_DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+def kernel_for(provider: Provider, spec: LayerSpec) -> Call:
+    """Return the call of a layer.
+
+    Raises:
+        ImportError: the library does not load, in its own words.
+    """
+    return _KERNELS[provider.library](spec)
+
+
+def load(library: str) -> None:
+    """Import a library by its name in the inventory.
+
+    Raises:
+        ImportError: it does not load, in its own words.
+    """
+    _INTERFACES[library]()
+
+
+def _sides(window: Window, unbounded: int | None) -> tuple[int | None, int | None]:
+    left, right = window
+    return (unbounded if left is None else left, unbounded if right is None else right)
+
+
+def _optional(extras: Extras, **names: Any) -> dict[str, Any]:
+    """Return arguments that are given, so that a release without them is called without them."""
+    given = {name: value for name, value in names.items() if value is not None}
+    if extras.descales is not None:
+        given.update(zip(_DESCALES, extras.descales, strict=True))
+    return given
+
+
+def _flash_attn_2(spec: LayerSpec) -> Call:
+    function = flash_attn.interface().flash_attn_varlen_func
+    fixed = _fixed(spec, unbounded=-1)
+
+    def call(
+        query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
+    ) -> tuple[Tensor, Tensor | None]:
+        result = function(
+            q=query,
+            k=key,
+            v=value,
+            cu_seqlens_q=step.query_start_loc,
+            cu_seqlens_k=step.key_start_loc,
+            max_seqlen_q=step.max_query_len,
+            max_seqlen_k=step.max_key_len,
+            causal=step.causal,
+            block_table=step.block_table,
+            return_attn_probs=extras.with_lse,
+            **_optional(extras, alibi_slopes=extras.slopes),
+            **fixed,
+        )
+        return _first_two(result, extras.with_lse)
+
+    return call
+
+
+def _fixed(spec: LayerSpec, *, unbounded: int | None) -> dict[str, Any]:
+    fixed: dict[str, Any] = {
+        "softmax_scale": spec.scale,
+        "window_size": _sides(spec.window, unbounded),
+    }
+    if spec.softcap is not None:
+        fixed["softcap"] = spec.softcap
+    return fixed
+
+
+def _first_two(result: Any, with_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Return output and LSE of a call that returns a tuple only where an LSE is asked for."""
+    return (result[0], result[1]) if with_lse else (result, None)
+
+
+def _flash_attn_3(load: Callable[[], Any]) -> Kernel:
+    def bind(spec: LayerSpec) -> Call:
+        module = load()
+        paged, ragged = module.flash_attn_with_kvcache, module.flash_attn_varlen_func
+        fixed = _fixed(spec, unbounded=-1)
+
+        def call(
+            query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
+        ) -> tuple[Tensor, Tensor | None]:
+            if step.block_table is None:
+                result = ragged(
+                    q=query,
+                    k=key,
+                    v=value,
+                    cu_seqlens_q=step.query_start_loc,
+                    cu_seqlens_k=step.key_start_loc,
+                    max_seqlen_q=step.max_query_len,
+                    max_seqlen_k=step.max_key_len,
+                    causal=step.causal,
+                    return_attn_probs=extras.with_lse,
+                    **_optional(extras, sinks=extras.sinks),
+                    **fixed,
+                )
+            else:
+                result = paged(
+                    q=query,
+                    k_cache=key,
+                    v_cache=value,
+                    cache_seqlens=step.key_lens,
+                    page_table=step.block_table,
+                    cu_seqlens_q=step.query_start_loc,
+                    max_seqlen_q=step.max_query_len,
+                    causal=step.causal,
+                    num_splits=step.num_splits,
+                    return_softmax_lse=extras.with_lse,
+                    **_optional(extras, sinks=extras.sinks, scheduler_metadata=step.schedule),
+                    **fixed,
+                )
+            return _first_two(result, extras.with_lse)
+
+        return call
+
+    return bind
+
+
+def _vllm(version: int) -> Kernel:
+    def bind(spec: LayerSpec) -> Call:
+        function = vllm_flash_attn.interface().flash_attn_varlen_func
+        fixed = _fixed(spec, unbounded=-1) | {"fa_version": version}
+        fixed["window_size"] = list(fixed["window_size"])
+
+        def call(
+            query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
+        ) -> tuple[Tensor, Tensor | None]:
+            result = function(
+                q=query,
+                k=key,
+                v=value,
+                cu_seqlens_q=step.query_start_loc,
+                max_seqlen_q=step.max_query_len,
+                max_seqlen_k=step.max_key_len,
+                causal=step.causal,
+                num_splits=step.num_splits,
+                return_softmax_lse=extras.with_lse,
+                out=extras.out,
+                **_optional(
+                    extras,
+                    seqused_k=step.key_lens,
+                    cu_seqlens_k=step.key_start_loc,
+                    block_table=step.block_table,
+                    alibi_slopes=extras.slopes,
+                    s_aux=extras.sinks,
+                    scheduler_metadata=step.schedule,
+                ),
+                **fixed,
+            )
+            return _first_two(result, extras.with_lse)
+
+        return call
+
+    return bind
+
+
+def _flash_attn_4(spec: LayerSpec) -> Call:
+    function = flash_attn_4.interface().flash_attn_varlen_func
+    fixed = _fixed(spec, unbounded=None)
+
+    def call(
+        query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
+    ) -> tuple[Tensor, Tensor | None]:
+        output, lse, *_ = function(
+            q=query,
+            k=key,
+            v=value,
+            cu_seqlens_q=step.query_start_loc,
+            max_seqlen_q=step.max_query_len,
+            max_seqlen_k=step.max_key_len,
+            causal=step.causal,
+            return_lse=extras.with_lse,
+            **_optional(
+                extras,
+                seqused_k=step.key_lens,
+                cu_seqlens_k=step.key_start_loc,
+                page_table=step.block_table,
+                learnable_sink=extras.sinks,
+            ),
+            **fixed,
+        )
+        return output, lse
+
+    return call
+
+
+_INTERFACES: Mapping[str, Callable[[], Any]] = MappingProxyType(
+    {
+        "flash_attn": flash_attn.interface,
+        "flash_attn_3": flash_attn_3.interface,
+        "fa3_fwd": fa3_fwd.interface,
+        "vllm_flash_attn_2": vllm_flash_attn.interface,
+        "vllm_flash_attn_3": vllm_flash_attn.interface,
+        "flash_attn_4": flash_attn_4.interface,
+    }
+)
+
+_KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {
+        "flash_attn": _flash_attn_2,
+        "flash_attn_3": _flash_attn_3(flash_attn_3.interface),
+        "fa3_fwd": _flash_attn_3(fa3_fwd.interface),
+        "vllm_flash_attn_2": _vllm(2),
+        "vllm_flash_attn_3": _vllm(3),
+        "flash_attn_4": _flash_attn_4,
+    }
+)
+
+
+def schedule(
+    provider: Provider, spec: LayerSpec, step: KeyStep, *, page_size: int, dtype: torch.dtype
+) -> Tensor:
+    """Return FlashAttention 3's schedule of a step, int32; it starts a kernel, and waits for none.
+
+    Args:
+        provider: one that has schedules.
+        spec: of the layers, which share window and softcap.
+        step: with lengths and a block table.
+        page_size: tokens per page.
+        dtype: of query and keys as the kernel gets them.
+    """
+    load = flash_attn_3 if provider.library == "flash_attn_3" else vllm_flash_attn
+    result: Tensor = load.interface().get_scheduler_metadata(
+        batch_size=step.num_reqs,
+        max_seqlen_q=step.max_query_len,
+        max_seqlen_k=step.max_key_len,
+        num_heads_q=spec.num_heads,
+        num_heads_kv=spec.num_kv_heads,
+        headdim=spec.head_size,
+        headdim_v=spec.head_size_v,
+        cache_seqlens=step.key_lens,
+        qkv_dtype=dtype,
+        cu_seqlens_q=step.query_start_loc,
+        page_size=page_size,
+        causal=step.causal,
+        window_size=_sides(spec.window, -1),
+        has_softcap=spec.softcap is not None,
+        num_splits=step.num_splits,
+    )
+    return result

@@ -1,0 +1,123 @@
+"""What FlashAttention's kernels say otherwise than the contract, put right beside the call."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attn_cuda._fa_providers import Provider
+from attn_shared.quantization import quantize_fp8
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Descales",
+    "Sinks",
+    "aligned",
+    "by_position",
+    "is_aligned",
+    "without_positive_infinity",
+]
+
+ALIGNMENT_BYTES = 16
+"""What kernels load and store at once."""
+
+
+def is_aligned(rows: Tensor) -> bool:
+    """Whether kernels can load and store rows (T, H, D), 16 bytes at a time."""
+    outer, inner, last = rows.stride()
+    step = rows.element_size()
+    return last == 1 and not (rows.data_ptr() | outer * step | inner * step) % ALIGNMENT_BYTES
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """Return rows (T, H, D) that kernels can load; a copy only where need be."""
+    return rows if is_aligned(rows) else rows.clone(memory_format=torch.contiguous_format)
+
+
+def without_positive_infinity(lse: Tensor) -> Tensor:
+    """Return an LSE in which a row without keys is -inf; FlashAttention 2 writes +inf."""
+    return lse.masked_fill_(lse == math.inf, -math.inf)
+
+
+def by_position(lse: Tensor, slopes: Tensor, positions: Tensor) -> Tensor:
+    """Return the LSE (Hq, T) of a bias -slope * (i - j), from that of slope * j.
+
+    FlashAttention 2 adds the latter in causal rows (csrc/flash_attn/src/alibi.h): softmax is blind
+    to the difference, slope * i, and the LSE is not.
+    """
+    return lse.sub_(slopes[:, None] * positions[None])
+
+
+class Sinks:
+    """The sinks of a layer as a kernel takes them, and what that leaves to be put right.
+
+    FlashAttention 3 takes bfloat16. Sinks that bfloat16 holds exactly are converted once; of
+    others the kernel gets rounded ones, and output and LSE are corrected by the difference in the
+    denominator, so that a graph may replay with other sinks in the same place.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self._rounds = provider.version == 3
+        self._seen: Tensor | None = None
+        self._seen_version = 0
+        self._converted: Tensor | None = None
+
+    def of(self, sinks: Tensor | None) -> tuple[Tensor | None, bool]:
+        """Return what the kernel gets, and whether that is exact."""
+        if sinks is None or not self._rounds:
+            return sinks, True
+        version = 0 if sinks.is_inference() else sinks._version
+        if sinks is not self._seen or version != self._seen_version:
+            self._look(sinks, version)
+        if self._converted is not None:
+            return self._converted, True
+        return sinks.to(torch.bfloat16), False
+
+    def _look(self, sinks: Tensor, version: int) -> None:
+        """Compare contents, once: that waits for the device, which a capture must not."""
+        self._converted = None
+        if sinks.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        rounded = sinks.to(torch.bfloat16)
+        self._seen, self._seen_version = sinks, version
+        if bool((rounded.float() == sinks).all()):
+            self._converted = rounded
+
+    @staticmethod
+    def correct(output: Tensor, lse: Tensor, sinks: Tensor, rounded: Tensor) -> Tensor:
+        """Put the output (T, Hq, Dv) right in place, and return the right LSE (Hq, T).
+
+        Of L = log(Z + exp(r)) with a rounded sink r, the right one is
+        L + log1p(exp(r - L) * expm1(s - r)).
+        """
+        near = rounded.float()[:, None]
+        shift = (near - lse).exp() * (sinks[:, None] - near).expm1()
+        exact = torch.where(lse == -math.inf, sinks[:, None], lse + shift.log1p())
+        output.mul_((lse - exact).exp().T[..., None])
+        return exact
+
+
+class Descales:
+    """Factors of an fp8 query and cache as FlashAttention 3 reads them: (B, Hkv) float32."""
+
+    def __init__(self, num_kv_heads: int, queries_per_kv: int) -> None:
+        self._num_kv_heads = num_kv_heads
+        self._queries_per_kv = queries_per_kv
+        self._numbers: dict[tuple[float, torch.device], Tensor] = {}
+
+    def of(self, scale: float | Tensor, num_reqs: int, device: torch.device) -> Tensor:
+        """Return one scale as a view without a copy: a number, a tensor of one, or (Hkv,)."""
+        if not isinstance(scale, Tensor):
+            key = (float(scale), device)
+            if key not in self._numbers:
+                self._numbers[key] = torch.full((1, 1), key[0], device=device)
+            scale = self._numbers[key]
+        return scale.reshape(1, -1).expand(num_reqs, self._num_kv_heads)
+
+    def quantized(self, query: Tensor, scale: float | Tensor) -> Tensor:
+        """Return the query (T, Hq, D) as float8_e4m3fn: value / scale, saturating."""
+        if isinstance(scale, Tensor) and scale.numel() > 1:
+            scale = scale.repeat_interleave(self._queries_per_kv)
+        return quantize_fp8(query, scale, torch.float8_e4m3fn)
