@@ -8,10 +8,12 @@ import torch
 from attn_bench_testing import CPU, workload
 from torch import Tensor
 
+from attn_bench import agreement
 from attn_bench.agreement import WrongResultError, check_agreement
-from attn_bench.contenders import Copy
+from attn_bench.contenders import BackendContender, Copy
 from attn_bench.peers import SdpaContender
 from attn_bench.workloads import Workload, WorkloadPhase
+from attn_shared.accuracy import eager_attention
 
 MIXED = workload((1, 9, 6), (12, 30, 6), phase=WorkloadPhase.MIXED)
 LONG = workload((1,), (4096,), dtype=torch.bfloat16)
@@ -71,3 +73,42 @@ def test_another_shape_is_refused() -> None:
     copy, output = answered(MIXED)
     with pytest.raises(WrongResultError, match=r"a shape of \(15, 4, 8\), not \(16, 4, 8\)"):
         check_agreement("PEER", copy, output[1:])
+
+
+def paged(batch: Workload) -> tuple[Copy, Tensor]:
+    copy = BackendContender("TORCH_SDPA").prepare(batch, CPU, 1, is_captured=False).copies[0]
+    return copy, copy.call()
+
+
+def test_a_window_is_part_of_the_answer() -> None:
+    copy, output = paged(workload((1, 4), (12, 30), window=5))
+    check_agreement("PEER", copy, output)
+    with pytest.raises(WrongResultError):
+        check_agreement("PEER", replace(copy, window=(5, 0)), output)
+
+
+def test_the_lse_is_held_to_the_reference() -> None:
+    copy, output = paged(workload((1, 4), (12, 30), returns_lse=True))
+    check_agreement("PEER", copy, output)
+    assert copy.lse is not None
+    lse = copy.lse(output)
+    with pytest.raises(WrongResultError, match="LSE at"):
+        check_agreement("PEER", replace(copy, lse=lambda output: lse / 0.6931), output)
+    with pytest.raises(WrongResultError, match=r"LSE of \(5, 4\), not \(Hq, T\)"):
+        check_agreement("PEER", replace(copy, lse=lambda output: lse.T), output)
+
+
+def test_long_contexts_are_attended_to_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_MANY_ELEMENTS", 0)
+    check_agreement("torch.sdpa", *answered(MIXED))
+
+
+def test_products_in_fp8_have_the_budget_of_fp8() -> None:
+    batch = workload((1,), (64,), dtype=torch.bfloat16, kv_cache_dtype="fp8")
+    copy, _ = paged(batch)
+    rounded = replace(copy, query=lambda: copy.query().to(torch.float8_e4m3fn).to(torch.bfloat16))
+    answer = agreement._Sample.of(rounded, rounded.query(), 0, 64)
+    output = eager_attention(**answer._call(), compute_dtype=torch.float8_e4m3fn).output
+    check_agreement("PEER", replace(copy, compute_dtype=torch.float8_e4m3fn), output)
+    with pytest.raises(WrongResultError):
+        check_agreement("PEER", copy, output)

@@ -56,6 +56,9 @@ def two_orders() -> Iterator[str]:
         workload(dtype=torch.bfloat16),
         workload(kv_cache_dtype="int8_per_token_head", dtype=torch.bfloat16),
         workload(kv_cache_dtype="fp8", dtype=torch.bfloat16),
+        workload((1, 3), (9, 8), window=4),
+        workload(returns_lse=True),
+        workload(own_output=True),
     ],
     ids=lambda batch: batch.name,
 )
@@ -65,9 +68,30 @@ def test_a_backend_answers_as_the_reference_on_each_copy(batch: Any) -> None:
     assert not torch.equal(first, second)
     check_agreement("TORCH_SDPA", prepared.copies[0], first)
     check_agreement("TORCH_SDPA", prepared.copies[1], second)
+    assert (prepared.copies[0].lse is not None) is batch.returns_lse
     assert prepared.block_size == 4
     assert prepared.graph_level is AttentionCGSupport.NEVER
     assert prepared.plan is not None
+
+
+def test_an_output_of_its_own_is_new_each_time() -> None:
+    own = BackendContender("TORCH_SDPA").prepare(
+        workload(own_output=True), CPU, 1, is_captured=False
+    )
+    given = BackendContender("TORCH_SDPA").prepare(workload(), CPU, 1, is_captured=False)
+    first, second = (own.copies[0].call() for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+    assert given.copies[0].call() is given.copies[0].call()
+
+
+def test_a_plan_that_is_timed_is_the_builders_own_work(two_orders: str) -> None:
+    batch = workload((3, 1), (6, 9), phase=WorkloadPhase.TRACE)
+    prepared = BackendContender(two_orders).prepare(batch, CPU, 1, is_captured=False)
+    builder = DEFAULT_REGISTRY.load(two_orders).get_builder_cls()
+    builder.prefixes.clear()
+    assert prepared.plan is not None
+    prepared.plan()
+    assert builder.prefixes == [0]
 
 
 def test_auto_says_what_was_chosen() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_bench_testing import workload
 
-from attn_bench.counting import count, visible_pairs
+from attn_bench.counting import count, visible_keys, visible_pairs
 from attn_shared.errors import InvalidRequestError
 
 
@@ -19,6 +19,26 @@ from attn_shared.errors import InvalidRequestError
 )
 def test_pairs_under_a_causal_mask(query_len: int, seq_len: int, pairs: int) -> None:
     assert visible_pairs(query_len, seq_len) == pairs
+
+
+@pytest.mark.parametrize("window", range(1, 10))
+def test_a_window_leaves_each_row_its_last_keys(window: int) -> None:
+    for query_len, seq_len in ((1, 1), (1, 8), (3, 8), (8, 8), (5, 6)):
+        last = range(seq_len - query_len, seq_len)
+        seen = [{*range(row + 1)[-window:]} for row in last]
+        assert visible_pairs(query_len, seq_len, window) == sum(map(len, seen))
+        assert visible_keys(query_len, seq_len, window) == len(set().union(*seen))
+
+
+def test_a_windowed_decode_by_hand() -> None:
+    work = count(workload((1, 1), (5, 9), window=6))
+    assert work.kv_bytes == (5 + 6) * 2 * 2 * 8 * 4
+    assert work.operations == (5 + 6) * 4 * 8 * 4
+
+
+def test_a_window_over_a_shared_prefix_is_not_counted() -> None:
+    with pytest.raises(InvalidRequestError, match="window"):
+        count(workload((1, 1), (10, 9), shared_prefix_len=6, window=3))
 
 
 def test_decode_by_hand() -> None:

@@ -39,6 +39,17 @@ def test_every_set_for_every_layer_and_dtype() -> None:
     assert {w.block_size for w in plan.workloads} == {32}
 
 
+def test_what_is_not_asked_stays_each_workloads_own() -> None:
+    plan = make_plan(Asked(workloads=["h200-shapes"]))
+    assert plan.workloads == SETS["h200-shapes"]
+
+
+def test_a_window_an_lse_and_own_outputs_for_all() -> None:
+    asked = Asked(workloads=["decode"], window=512, returns_lse=True, own_output=True)
+    for found in make_plan(asked).workloads:
+        assert (found.window, found.returns_lse, found.own_output) == (512, True, True)
+
+
 def test_a_trace_keeps_its_own_layer(tmp_path: Path) -> None:
     step = workload(phase=WorkloadPhase.TRACE, label="noon")
     write_trace(tmp_path / "t.jsonl", (step,))
@@ -68,6 +79,8 @@ def test_names_become_contenders_and_words_a_device() -> None:
         ({"dtypes": ["int3"]}, "int3", 2),
         ({"kv_cache_dtype": "fp9"}, "fp9", 2),
         ({"block_size": 0}, "block_size", 2),
+        ({"window": 0}, "window", 2),
+        ({"peers": ["flashinfer"]}, "needs flashinfer-python, which is not installed", 4),
         ({"device": "tpu9:x"}, "device is 'tpu9:x'", 2),
         ({"device": "xpu"}, "no available platform has a torch device xpu", 3),
         ({"seconds": 0.0}, "seconds is 0.0", 2),

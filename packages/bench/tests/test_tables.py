@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from attn_bench.results import Skipped, SkippedStatus, shape_fields
 from attn_bench.tables import (
     headline,
+    peer_table,
     rate_words,
     result_tables,
     summary_lines,
@@ -106,4 +107,10 @@ def test_bare_lines() -> None:
 def test_sets_are_listed() -> None:
     text = shown([workload_table([("mine", (workload(), workload(label="noon")))])])
     assert "mine" in text
-    assert "decode 2x9, decode noon" in text
+    assert "decode 2x9 4/2x8, decode noon 4/2x8" in text
+
+
+def test_peers_are_listed() -> None:
+    text = shown([peer_table([("vendor", "its call", "not installed; pip install vendor")])])
+    assert "vendor" in text
+    assert "pip install vendor" in text

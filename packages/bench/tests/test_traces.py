@@ -104,3 +104,10 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInputError, match="a text file"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("field", ["window", "returns_lse", "own_output"])
+def test_what_a_trace_cannot_say_is_not_written(field: str, tmp_path: Path) -> None:
+    asked = workload(**{field: 3 if field == "window" else True})
+    with pytest.raises(InvalidInputError, match="with a window, an LSE or an output"):
+        write_trace(tmp_path / "t.jsonl", (asked,))

@@ -4,9 +4,8 @@ import pytest
 import torch
 from attn_bench_testing import workload
 
-from attn_bench.sets import SETS, workload_set
 from attn_bench.workloads import Heads, WorkloadPhase
-from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
+from attn_shared.errors import InvalidInputError, InvalidRequestError
 
 
 def test_heads_are_written_as_they_are_read() -> None:
@@ -37,6 +36,7 @@ def test_heads_that_no_layer_has_are_refused(text: str) -> None:
         ((1, 2), (9, 6), {"shared_prefix_len": 5}, "0 to 4"),
         ((1,), (4,), {"shared_prefix_len": -1}, "shared_prefix_len"),
         ((1,), (4,), {"block_size": 0}, "block_size"),
+        ((1,), (4,), {"window": 0}, "window"),
     ],
 )
 def test_lengths_that_are_no_batch_are_refused(
@@ -61,33 +61,21 @@ def test_names() -> None:
     assert workload(label="noon").shape == "noon"
 
 
-def test_sets_come_in_order_and_each_workload_once() -> None:
-    decode, full = SETS["decode"], SETS["full"]
-    assert workload_set(["decode", "full"]) == full
-    assert full[: len(decode)] == decode
-    assert len(set(full)) == len(full)
-
-
-def test_decode_set_by_hand() -> None:
-    lengths = [(w.batch, w.context, w.query_len) for w in SETS["decode"]]
-    assert lengths == [
-        (1, 1024, 1), (1, 4096, 1), (8, 1024, 1), (8, 4096, 1), (32, 1024, 1), (32, 4096, 1),
-    ]  # fmt: skip
-
-
-def test_mixed_workloads_put_decodes_first() -> None:
-    first = SETS["mixed"][0]
-    assert first.query_lens == (1, 1, 1, 1, 1, 1, 256, 512)
-    assert first.seq_lens == (682, 1365, 2048, 2730, 3413, 4096, 256, 512)
-
-
-def test_an_unknown_set_comes_with_those_that_exist() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown workload 'decod'.*long-decode.*decode"):
-        workload_set(["decod"])
-
-
 def test_fields_are_changed_and_checked_again() -> None:
     changed = workload().with_fields(dtype=torch.bfloat16)
     assert changed.dtype is torch.bfloat16
     with pytest.raises(InvalidRequestError):
         workload().with_fields(query_lens=(6, 1))
+
+
+def test_what_is_asked_beside_lengths_is_part_of_the_name() -> None:
+    asked = workload((1,), (64,), window=16, returns_lse=True, own_output=True)
+    assert asked.shape == "1x64 window 16 +LSE own out"
+    assert asked.base_shape == "1x64"
+
+
+@pytest.mark.parametrize(("window", "sides"), [(None, (None, None)), (1, (0, 0)), (16, (15, 0))])
+def test_a_window_holds_the_tokens_own_key(
+    window: int | None, sides: tuple[int | None, int | None]
+) -> None:
+    assert workload(window=window).window_sides == sides

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attn_bench.results import Cell, Machine, Rate, Results, Skipped
 from attn_bench.units import duration, figures, flops, percent, ratio_words
-from attn_bench.workloads import Workload
+from attn_bench.workloads import Heads, Workload
 
 __all__ = [
     "headline",
@@ -184,10 +184,15 @@ def workload_table(sets: Iterable[tuple[str, tuple[Workload, ...]]]) -> Table:
     table.add_column("Set", no_wrap=True)
     table.add_column("Workloads", overflow="fold", ratio=1)
     for name, workloads in sets:
-        table.add_row(
-            Text(name, style="bold"), Text(", ".join(f"{w.phase} {w.shape}" for w in workloads))
-        )
+        table.add_row(Text(name, style="bold"), Text(", ".join(map(_listed, workloads))))
     return table
+
+
+def _listed(workload: Workload) -> str:
+    """Return a workload's lengths, and its layer where that is not the usual one."""
+    layer = [] if workload.heads == Heads() else [str(workload.heads)]
+    layer += [] if workload.kv_cache_dtype == "auto" else [f"{workload.kv_cache_dtype} cache"]
+    return " ".join([f"{workload.phase} {workload.shape}", *layer])
 
 
 def peer_table(peers: Iterable[tuple[str, str, str]]) -> Table:

@@ -257,3 +257,22 @@ def test_the_flags_reach_the_plan(attn: Any, words: list[str], outcome: SimpleNa
     assert plan.notes == ("x",)
     assert len(plan.workloads) == 3 + 2
     assert command.BenchFlags().cold
+
+
+def test_peers_are_listed_with_what_they_need(attn: Any) -> None:
+    record = attn.json("bench", "--list-peers")
+    needs = {peer["name"]: peer["needs"] for peer in record["peers"]}
+    assert needs["torch.sdpa"] == "torch"
+    assert "flashinfer" in needs
+    assert attn("bench", "--list-peers", "--quiet").stdout.split() == list(needs)
+
+
+def test_a_window_an_lse_and_own_outputs(attn: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    names = ["--backend", "TORCH_SDPA", "--heads", "2/1x16", "--dtype", "float32"]
+    more = ["--window", "64", "--lse", "--own-output", "--rounds", "1", "--device", "cpu"]
+    result = attn("bench", *names, *more, "--output", str(path), "--budget", "1")
+    assert result.exit_code == 0, result.output
+    cell = read_results(path).cells[0]
+    assert (cell.window, cell.returns_lse, cell.own_output) == (64, True, True)
+    assert cell.label == "1x1024 window 64 +LSE own out"

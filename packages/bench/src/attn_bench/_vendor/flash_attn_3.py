@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attn_bench.direct import DirectCalls, first_of, itself, refuse_cache_dtype, second_of
+from attn_shared.probing import import_library
 
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
@@ -25,17 +26,17 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
         ImportError: with the loader's own words.
         UnsupportedOptionError: a cache in a format that it does not read.
     """
-    from flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata
-
+    interface = import_library("flash_attn_interface")
     batch = layers[0]
     workload = batch.workload
     refuse_cache_dtype("flash_attn_3", workload, ("auto", *_FP8))
     is_fp8 = workload.kv_cache_dtype in _FP8
-    plan = partial(get_scheduler_metadata, **_schedule_arguments(batch))
+    plan = partial(interface.get_scheduler_metadata, **_schedule_arguments(batch))
     schedule = plan()
     return DirectCalls(
         calls=tuple(
-            partial(flash_attn_with_kvcache, **_arguments(layer, schedule)) for layer in layers
+            partial(interface.flash_attn_with_kvcache, **_arguments(layer, schedule))
+            for layer in layers
         ),
         tokens=first_of if workload.returns_lse else itself,
         lse=second_of if workload.returns_lse else None,

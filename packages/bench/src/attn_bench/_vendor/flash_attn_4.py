@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attn_bench.direct import DirectCalls, first_of, refuse_cache_dtype, second_of
+from attn_shared.probing import import_library
 
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
@@ -21,12 +22,13 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
         ImportError: with the loader's own words.
         UnsupportedOptionError: a cache in a format that it does not read.
     """
-    from flash_attn.cute import flash_attn_varlen_func
-
+    library = import_library("flash_attn.cute")
     workload = layers[0].workload
     refuse_cache_dtype("flash_attn_4", workload, ("auto",))
     return DirectCalls(
-        calls=tuple(partial(flash_attn_varlen_func, **_arguments(layer)) for layer in layers),
+        calls=tuple(
+            partial(library.flash_attn_varlen_func, **_arguments(layer)) for layer in layers
+        ),
         tokens=first_of,
         lse=second_of if workload.returns_lse else None,
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_bench.direct import DirectCalls, first_of, itself, refuse_cache_dtype
+from attn_shared.probing import import_library
 
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
@@ -31,13 +32,12 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
         ImportError: with the library's own words.
         UnsupportedOptionError: a cache in a format that it does not read.
     """
-    import flashinfer
-
+    library = import_library("flashinfer")
     batch = layers[0]
     workload = batch.workload
     refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
     is_decode = workload.query_len == 1
-    wrapper, plan = (_decode if is_decode else _prefill)(flashinfer, batch)
+    wrapper, plan = (_decode if is_decode else _prefill)(library, batch)
     plan()
     return DirectCalls(
         calls=tuple(partial(wrapper.run, **_arguments(layer)) for layer in layers),
@@ -47,8 +47,8 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
     )
 
 
-def _decode(flashinfer: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+def _decode(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(batch), kv_layout="NHD", use_tensor_cores=True
     )
     starts, pages, last_page_lens = _pages(batch)
@@ -67,9 +67,9 @@ def _decode(flashinfer: Any, batch: PeerInputs) -> tuple[Any, Callable[[], objec
     return wrapper, plan
 
 
-def _prefill(flashinfer: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+def _prefill(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
     backend = "fa2" if batch.workload.query_len <= _FEW_QUERIES else "auto"
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
         _workspace(batch), kv_layout="NHD", backend=backend
     )
     starts, pages, last_page_lens = _pages(batch)

@@ -10,6 +10,7 @@ import torch
 
 from attn_bench.direct import DirectCalls, first_of, itself, refuse_cache_dtype, second_of
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.probing import import_library
 
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
@@ -37,13 +38,12 @@ def direct_3(layers: Sequence[PeerInputs]) -> DirectCalls:
         ImportError: with the loader's own words.
         UnsupportedOptionError: it is not in this build, or does not read the cache.
     """
-    from vllm.vllm_flash_attn import get_scheduler_metadata
-
+    library = import_library("vllm.vllm_flash_attn")
     batch = layers[0]
     refuse_cache_dtype("flash_attn_3_vllm", batch.workload, ("auto", *_FP8))
     heads = batch.workload.heads
     plan = partial(
-        get_scheduler_metadata,
+        library.get_scheduler_metadata,
         batch_size=batch.workload.batch,
         max_seqlen_q=batch.workload.query_len,
         max_seqlen_k=batch.workload.context,
@@ -63,9 +63,8 @@ def direct_3(layers: Sequence[PeerInputs]) -> DirectCalls:
 def _direct(
     layers: Sequence[PeerInputs], version: int, plan: Any, more: dict[str, Any]
 ) -> DirectCalls:
-    from vllm.vllm_flash_attn import fa_version_unsupported_reason, flash_attn_varlen_func
-
-    reason = fa_version_unsupported_reason(version)
+    library = import_library("vllm.vllm_flash_attn")
+    reason = library.fa_version_unsupported_reason(version)
     if reason:
         raise UnsupportedOptionError(f"flash_attn_{version}_vllm does not run here: {reason}.")
     workload = layers[0].workload
@@ -73,7 +72,9 @@ def _direct(
     schedule = {} if plan is None else {"scheduler_metadata": plan()}
     return DirectCalls(
         calls=tuple(
-            partial(flash_attn_varlen_func, **_arguments(layer, version), **schedule, **more)
+            partial(
+                library.flash_attn_varlen_func, **_arguments(layer, version), **schedule, **more
+            )
             for layer in layers
         ),
         tokens=first_of if workload.returns_lse else itself,

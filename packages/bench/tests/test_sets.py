@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from attn_bench.sets import SETS, workload_set
+from attn_bench.workloads import Workload
+from attn_shared.errors import UnknownNameError
+
+
+def test_sets_come_in_order_and_each_workload_once() -> None:
+    decode, full = SETS["decode"], SETS["full"]
+    assert workload_set(["decode", "full"]) == full
+    assert full[: len(decode)] == decode
+    assert len(set(full)) == len(full)
+
+
+def test_decode_set_by_hand() -> None:
+    lengths = [(w.batch, w.context, w.query_len) for w in SETS["decode"]]
+    assert lengths == [
+        (1, 1024, 1), (1, 4096, 1), (8, 1024, 1), (8, 4096, 1), (32, 1024, 1), (32, 4096, 1),
+    ]  # fmt: skip
+
+
+def test_mixed_workloads_put_decodes_first() -> None:
+    first = SETS["mixed"][0]
+    assert first.query_lens == (1, 1, 1, 1, 1, 1, 256, 512)
+    assert first.seq_lens == (682, 1365, 2048, 2730, 3413, 4096, 256, 512)
+
+
+def test_an_unknown_set_comes_with_those_that_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown workload 'decod'.*long-decode.*decode"):
+        workload_set(["decod"])
+
+
+def test_the_batches_that_the_gpu_targets_are_stated_for() -> None:
+    uniform = [(w.batch, w.context) for w in SETS["h200-decode"][:9]]
+    assert uniform == [
+        (1, 1024), (1, 8192), (32, 1024), (32, 4096), (64, 4096), (128, 2048), (256, 1024),
+        (8, 32768), (2, 131072),
+    ]  # fmt: skip
+    spread, lopsided = SETS["h200-decode"][9:]
+    assert (spread.batch, min(spread.seq_lens), max(spread.seq_lens)) == (48, 100, 8000)
+    assert len(set(spread.seq_lens)) == 48
+    assert sorted(lopsided.seq_lens) == [500] * 15 + [60000]
+
+
+def test_the_shapes_that_the_gpu_targets_are_stated_for() -> None:
+    shapes = SETS["h200-shapes"]
+    assert {w.heads.head_size for w in shapes} == {64, 96, 128, 256}
+    assert {w.heads.num_heads // w.heads.num_kv_heads for w in shapes} == {1, 4, 16}
+    assert {w.block_size for w in shapes} == {16, 64}
+    assert {w.kv_cache_dtype for w in shapes} == {"auto", "fp8"}
+    assert {w.query_len for w in shapes} == {1, 4}
+    assert {w.window for w in shapes} == {None, 1024}
+    assert {w.returns_lse for w in shapes} == {False, True}
+
+
+def test_prefill_after_thirty_thousand_tokens() -> None:
+    (chunk,) = [w for w in SETS["h200-prefill"] if w.query_len != w.context and w.batch == 1]
+    assert chunk.lengths == ((2048, 32048),)
+
+
+def test_the_same_batches_into_the_calls_own_output() -> None:
+    own = SETS["h200-own-output"]
+    given = [w for name in ("h200-decode", "h200-shapes", "h200-prefill") for w in SETS[name]]
+    assert [w.with_fields(own_output=False) for w in own] == given
+    assert all(w.own_output for w in own)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_two_workloads_of_a_set_read_alike(name: str) -> None:
+    def words(workload: Workload) -> str:
+        return workload.name
+
+    assert len(set(map(words, SETS[name]))) == len(SETS[name])
