@@ -23,7 +23,6 @@ _mla = Panel("Multi-head latent attention")
 _FIELDS = MappingProxyType(
     {
         "head_size_v": "head_size_v",
-        "dtype": "dtype",
         "kv_cache_dtype": "kv_cache_dtype",
         "block_size": "block_size",
         "kv_layout": "kv_layout",
@@ -64,6 +63,15 @@ class RequestFlags:
             autocompletion=complete_device,
         ),
     ] = None
+    model: Annotated[
+        str | None,
+        _where.word(
+            "--model",
+            "A model's config.json, or the folder that holds it: its layers say what is asked, "
+            "and every group of them gets a backend.",
+            "PATH",
+        ),
+    ] = None
     backend: Annotated[
         str | None,
         _where.word(
@@ -77,7 +85,10 @@ class RequestFlags:
         str, _where.word("--phase", "Which part of serving: mixed, prefill or decode.", "PHASE")
     ] = "mixed"
 
-    num_heads: Annotated[int, _heads.integer("--num-heads", "Query heads, of all ranks.")]
+    num_heads: Annotated[
+        int | None,
+        _heads.integer("--num-heads", "Query heads, of all ranks. Needed but for --model."),
+    ] = None
     num_kv_heads: Annotated[
         int | None,
         _heads.integer(
@@ -93,14 +104,22 @@ class RequestFlags:
         _heads.integer("--head-size-v", "Width of a value head. Default: the same.", "D"),
     ] = None
     dtype: Annotated[
-        str,
+        str | None,
         _heads.word(
-            "--dtype", "Of query, key, value, output: bfloat16, float16, float32.", "DTYPE"
+            "--dtype",
+            "Of query, key, value, output: bfloat16, float16, float32. Default: bfloat16, or the "
+            "model's own.",
+            "DTYPE",
         ),
-    ] = "bfloat16"
+    ] = None
     tp: Annotated[
         int, _heads.integer("--tp", "Tensor-parallel ranks that the heads are divided among.")
     ] = 1
+
+    max_model_len: Annotated[
+        int | None,
+        _where.integer("--max-model-len", "Tokens of the longest sequence. Default: the model's."),
+    ] = None
 
     kv_cache_dtype: Annotated[
         str, _cache.word("--kv-cache-dtype", "Format of the cache: auto, fp8, ...", "DTYPE")
@@ -197,6 +216,10 @@ class RequestFlags:
         """
         from attn_shared.request import AttentionRequest
 
+        if self.num_heads is None:
+            raise InvalidInputError.for_argument(
+                "--num-heads", "missing", "an integer >= 1", hint="only --model goes without it."
+            )
         mla = self._mla_dims()
         num_kv_heads = self.num_kv_heads
         if num_kv_heads is None:
@@ -207,6 +230,7 @@ class RequestFlags:
             tp_size=self.tp,
             head_size=self._head_size(mla),
             mla=mla,
+            dtype=self.dtype or "bfloat16",
             window=self._window(),
             **{field: getattr(self, flag) for flag, field in _FIELDS.items()},
         )

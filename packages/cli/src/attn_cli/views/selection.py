@@ -13,29 +13,35 @@ from attn_shared.capability import Reason
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
 
-__all__ = ["brief", "full"]
+__all__ = ["asked", "brief", "choice", "full", "verdicts"]
 
 
 def brief(selection: Selection) -> Iterator[RenderableType]:
     """Return the choice and one short line per candidate."""
-    yield _choice(selection)
+    yield choice(selection)
     yield Text()
-    yield _verdicts(selection, _short_why)
+    yield _verdict_table(selection, _short_why)
     yield Text()
     yield notes_block(selection.notes())
 
 
 def full(selection: Selection) -> Iterator[RenderableType]:
     """Return the request, the choice, and each candidate with every reason in full."""
-    yield _asked(selection.request)
-    yield _choice(selection)
+    yield asked(selection.request)
+    yield choice(selection)
     yield Text()
-    yield _verdicts(selection, _long_why, is_airy=True)
+    yield verdicts(selection)
     yield Text()
     yield notes_block(selection.notes())
 
 
-def _choice(selection: Selection) -> Text:
+def verdicts(selection: Selection) -> RenderableType:
+    """Return every candidate with each of its reasons in full."""
+    return _verdict_table(selection, _long_why, is_airy=True)
+
+
+def choice(selection: Selection) -> Text:
+    """Return the chosen backend, where it runs, its block size and layout, and who decided."""
     device = selection.device
     place = f" on {device.name} ({device.arch})"
     if selection.chosen is None:
@@ -61,7 +67,7 @@ def _decider(selection: Selection) -> str:
             return "default order"
 
 
-def _asked(request: AttentionRequest) -> Text:
+def asked(request: AttentionRequest) -> Text:
     """Return the heads, and every other field that is not at its default."""
     words = [
         f"{request.num_heads} query heads",
@@ -83,7 +89,7 @@ def _short_value(value: object) -> str:
     return str(value)
 
 
-def _verdicts(
+def _verdict_table(
     selection: Selection, why: Callable[[Verdict], RenderableType], *, is_airy: bool = False
 ) -> RenderableType:
     rows = [(v.name, status_text(str(v.status)), why(v)) for v in selection.verdicts]
