@@ -64,8 +64,8 @@ def _cache_has_the_dtype(request: AttentionRequest, _device: DeviceFacts) -> Rea
 def _tile_fits(request: AttentionRequest, device: DeviceFacts) -> Reason | None:
     """The smallest tiles must fit what one program may have of shared memory."""
     limit = device.shared_memory_bytes
-    if limit is None or request.use_mla:
-        return None
+    if limit is None or request.use_mla or request.kv_cache_dtype not in _FORMATS:
+        return None  # nothing to say, or refused for that already
     dtype_bytes = request.dtype.itemsize
     widths = Widths(
         head_size=request.head_size,
