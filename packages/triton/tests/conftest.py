@@ -1,9 +1,10 @@
 """Where the tests of kernels run: under Triton's interpreter, or compiled on a GPU.
 
 A test that takes `device` runs once for each of them, and is skipped with a reason where that is
-not to be had. Two things that the interpreter gets wrong are set right here, not in the kernels: it
-multiplies tiles of bfloat16 as the integers of their bits, and it rounds to fewer bits by cutting
-them off or with a lost carry, where GPUs round to nearest even.
+not to be had. Three things in which the interpreter is unlike a GPU are set right here, not in the
+kernels: it multiplies tiles of bfloat16 as the integers of their bits, it rounds to fewer bits by
+cutting them off or with a lost carry, where GPUs round to nearest even, and NumPy warns of
+overflows, which GPUs turn into infinities without a word.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def _mended_interpreter() -> None:
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
         return
+    import numpy as np
     from triton.runtime import interpreter
 
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")
     interpreter._convert_float = convert_float
     interpreter.InterpreterBuilder.create_dot = widened(interpreter.InterpreterBuilder.create_dot)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from attn_shared._overlap import is_self_overlapping, overlaps
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["merge_attn_states", "merge_many", "to_natural"]
+__all__ = ["check_merge", "merge_attn_states", "merge_many", "to_natural"]
 
 _LSE_DTYPES = (torch.float32, torch.float64)
 _OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -89,14 +89,30 @@ def merge_many(
             with an input or with each other, or holds one element twice; checked, and an LSE is
             +inf.
     """
+    check_merge(outputs, lses, output=output, output_lse=output_lse, checked=checked)
+    merged, lse = _combine(outputs, lses)
+    return _deliver(merged, output), _deliver(lse, output_lse)
+
+
+def check_merge(
+    outputs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    *,
+    output: Tensor | None = None,
+    output_lse: Tensor | None = None,
+    checked: bool = False,
+) -> None:
+    """Refuse what `merge_many` refuses, for kernels that merge in its place; launches nothing.
+
+    Raises:
+        InvalidInputError: as `merge_many`.
+    """
     _check_shards(outputs, lses)
     _check_out("output", output, outputs[0])
     _check_out("output_lse", output_lse, lses[0])
     _check_aliases(outputs, lses, output, output_lse)
     if checked:
         _check_contents(lses)
-    merged, lse = _combine(outputs, lses)
-    return _deliver(merged, output), _deliver(lse, output_lse)
 
 
 def to_natural(lse: Tensor, *, lse_base_on_e: bool) -> Tensor:

@@ -1,0 +1,149 @@
+"""Merge two partial attention results with one Triton launch.
+
+Means what `attn_shared.merge.merge_attn_states` means, and refuses the same calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import chain, combinations, product
+
+import torch
+from torch import Tensor
+
+from attn_shared.merge import check_merge
+from attn_triton.launch import Launcher, vector_width
+
+__all__ = ["merge_attn_states"]
+
+_TILE_ELEMENTS = 2048
+_MOST_PLANS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A launch for all calls whose tensors differ in addresses and numbers of tokens alone."""
+
+    launcher: Launcher
+    strides: tuple[int, ...]
+    rows: int
+
+
+_PLANS: dict[tuple[object, ...], _Plan] = {}
+
+
+def merge_attn_states(
+    output_a: Tensor,
+    lse_a: Tensor,
+    output_b: Tensor,
+    lse_b: Tensor,
+    *,
+    output: Tensor | None = None,
+    output_lse: Tensor | None = None,
+    checked: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Merge two partial results over disjoint keys, on the current stream.
+
+    A side whose LSE is infinite has no keys: its output is not read, and the other's comes out bit
+    for bit; where both are empty the output is 0 and the LSE -inf. NaN in an LSE gives NaN. The
+    first call with tensors of new strides or dtypes compiles, and cannot be captured in a graph.
+
+    Args:
+        output_a: (T, H, D), any strides.
+        lse_a: (H, T), natural log, any strides.
+        output_b: (T, H, D), of output_a's dtype.
+        lse_b: (H, T), of lse_a's dtype.
+        output: (T, H, D) to write to, of the same dtype, or None for a new tensor.
+        output_lse: (H, T) to write to, of the same dtype, or None for a new tensor.
+        checked: refuse an LSE of +inf, which reads the contents.
+
+    Returns:
+        Output (T, H, D) and LSE (H, T).
+
+    Raises:
+        InvalidInputError: shapes, dtypes or devices differ; output or output_lse shares memory
+            with an input or with each other, or holds one element twice; checked, and an LSE is
+            +inf.
+    """
+    outputs, lses = (output_a, output_b), (lse_a, lse_b)
+    given = (*outputs, *lses)
+    targets = tuple(target for target in (output, output_lse) if target is not None)
+    facts = (tuple(map(_facts, given)), _facts(output), _facts(output_lse))
+    plan = _PLANS.get(facts)
+    if plan is None or checked or _may_overlap(targets, given):
+        check_merge(outputs, lses, output=output, output_lse=output_lse, checked=checked)
+    if output is None:
+        output = torch.empty_like(output_a, memory_format=torch.contiguous_format)
+    if output_lse is None:
+        output_lse = torch.empty_like(lse_a, memory_format=torch.contiguous_format)
+    if plan is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        plan = _PLANS[facts] = _plan((*outputs, output), (*lses, output_lse))
+    num_rows = output_a.shape[0] * output_a.shape[1]
+    plan.launcher(
+        (-(-num_rows // plan.rows), 1, 1),
+        *(output_a, lse_a, output_b, lse_b, output, output_lse, num_rows),
+        *plan.strides,
+    )
+    return output, output_lse
+
+
+def _facts(tensor: Tensor | None) -> tuple[object, ...] | None:
+    """Return what is checked about a tensor, all but where it lies."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _may_overlap(targets: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> bool:
+    """Return whether a target's range of addresses meets another tensor's: cheap, and seldom so."""
+    written = [_extent(tensor) for tensor in targets]
+    read = [_extent(tensor) for tensor in given]
+    pairs = chain(product(written, read), combinations(written, 2))
+    return any(a[0] < b[1] and b[0] < a[1] for a, b in pairs)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's first byte, and that past its last."""
+    address = tensor.data_ptr()
+    spans = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in spans)
+    return address, address + (last + 1) * tensor.element_size()
+
+
+def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
+    """Choose the widths of accesses and the constants of the kernel."""
+    _, num_heads, size = outputs[0].shape
+    steps = [output.stride(2) if size > 1 else 1 for output in outputs]
+    strides = [int(stride) for output in outputs for stride in output.stride()[:2]]
+    vector = vector_width(outputs[0].dtype, strides) if steps == [1, 1, 1] else 1
+    width = 1 << (size - 1).bit_length()
+    rows = max(1, _TILE_ELEMENTS // width)
+    constants = {
+        "HEADS": num_heads,
+        "ROWS": rows,
+        "SIZE": size,
+        "WIDTH": width,
+        "VECTOR": vector,
+        "FIRST_STEP": steps[0],
+        "SECOND_STEP": steps[1],
+        "MERGED_STEP": steps[2],
+        "IS_DOUBLE": torch.float64 in (outputs[0].dtype, lses[0].dtype),
+    }
+    return _Plan(
+        launcher=_launcher(tuple(constants.items())),
+        strides=(
+            *(stride // vector for stride in strides),
+            *(stride for lse in lses for stride in lse.stride()),
+        ),
+        rows=rows,
+    )
+
+
+@functools.cache
+def _launcher(constants: tuple[tuple[str, int], ...]) -> Launcher:
+    from attn_triton.kernels.merge import merge_states
+
+    return Launcher(merge_states, dict(constants))
