@@ -131,6 +131,7 @@ def test_a_selection_reads_as_a_table() -> None:
             "drop the sinks"
         ),
         "GONE    unavailable  gone is not installed; pip install gone",
+        "nearest: GONE; to get it: gone is not installed; pip install gone",
         "note: plugin failed: X = x:X (attn-x 1.0): OSError: no",
     ]
 
@@ -151,6 +152,73 @@ def test_a_verdict_by_name() -> None:
     assert selection().verdict("GONE") is GONE
     with pytest.raises(UnknownNameError, match="unknown candidate 'fast'; allowed: FAST, GONE, NA"):
         selection().verdict("fast")
+
+
+def eligible(name: str, priority: int | None, **more: Any) -> Verdict:
+    return Verdict(name=name, status=VerdictStatus.ELIGIBLE, priority=priority, **more)
+
+
+class TestAlternatives:
+    def test_the_highest_ranked_of_the_others_comes_next(self) -> None:
+        found = selection(verdicts=(FAST, NARROW, eligible("LOW", 10), eligible("HIGH", 90), GONE))
+        runner_up = found.runner_up()
+        assert runner_up is not None
+        assert (runner_up.name, runner_up.steps()) == ("HIGH", ("name it: backend='HIGH'",))
+        assert "next: HIGH; to get it: name it: backend='HIGH'" in found.explain()
+
+    def test_a_slow_path_comes_after_all_that_need_none(self) -> None:
+        slow = eligible("SLOW", 200, slow_features=("softcap",))
+        found = selection(verdicts=(FAST, slow, eligible("LOW", 10))).runner_up()
+        assert found is not None
+        assert found.name == "LOW"
+
+    def test_a_measured_one_comes_before_the_default_order(self) -> None:
+        verdicts = (FAST, eligible("HIGH", 90), eligible("LOW", 10))
+        policy = Policy(measured=("FAST", "LOW", "HIGH"))
+        found = selection(verdicts=verdicts, policy=policy).runner_up()
+        assert found is not None
+        assert found.name == "LOW"
+
+    def test_one_by_name_only_comes_after_those_with_a_rank(self) -> None:
+        found = selection(verdicts=(FAST, eligible("NAMED", None))).runner_up()
+        assert found is not None
+        assert found.name == "NAMED"
+
+    def test_without_another_that_serves_it_is_the_one_least_in_the_way(self) -> None:
+        found = selection().runner_up()  # one library is missing against two reasons
+        assert found is GONE
+        assert selection(verdicts=(FAST,)).runner_up() is None
+
+    def test_what_it_would_take_names_what_is_allowed(self) -> None:
+        assert NARROW.steps() == (
+            "head_size 128 instead of 64",
+            "sink False instead of True (drop the sinks)",
+        )
+        assert (FAST.steps(), GONE.steps()) == (
+            (),
+            ("gone is not installed; pip install gone",),
+        )
+
+    def test_ahead_are_those_that_auto_would_take_first(self) -> None:
+        best = Verdict(name="BEST", status=VerdictStatus.UNAVAILABLE, priority=400, detail="absent")
+        found = selection(verdicts=(best, FAST, NARROW, GONE))
+        assert found.ahead() == (best,)  # NARROW ranks lower, GONE has no rank
+        assert "before it: BEST; to get it: absent" in found.explain()
+        assert selection().ahead() == ()
+
+    def test_where_nothing_is_chosen_all_that_have_a_rank_are_ahead(self) -> None:
+        found = selection(chosen=None, backend=None, verdicts=(NARROW, GONE))
+        assert found.ahead() == (NARROW,)
+        assert "before it" not in found.explain()
+
+    def test_they_are_in_the_json(self) -> None:
+        record = selection(verdicts=(FAST, eligible("LOW", 10))).to_dict()
+        assert record["runner_up"] == {
+            "name": "LOW",
+            "status": "eligible",
+            "steps": ["name it: backend='LOW'"],
+        }
+        assert record["ahead"] == []
 
 
 def test_a_simulated_device_is_said_to_be_one() -> None:

@@ -47,6 +47,11 @@ class Reason:
         text = f"{self.code}={self.value} (allowed: {self.allowed})"
         return f"{text}; {self.hint}" if self.hint else text
 
+    def step(self) -> str:
+        """Say what would have to be otherwise."""
+        text = f"{self.code} {self.allowed} instead of {self.value}"
+        return f"{text} ({self.hint})" if self.hint else text
+
     def to_dict(self) -> dict[str, str]:
         """Return JSON-safe values."""
         return {

@@ -16,7 +16,7 @@ from attn_shared.errors import (
 from attn_shared.inventory import Inventory
 from attn_shared.registry import DEFAULT_REGISTRY, BackendRegistry
 from attn_shared.request import AttentionRequest
-from attn_shared.selection import DecidedBy, Policy, Selection, Verdict, VerdictStatus
+from attn_shared.selection import DecidedBy, Policy, Selection, Verdict, VerdictStatus, best_of
 from attn_shared.verdicts import candidates_for, judge
 
 __all__ = ["SelectionCache", "contender", "select"]
@@ -109,15 +109,7 @@ def _best(
     named, decided_by = policy.named()
     if named is not None:
         return next((v for v in usable if v.name == named), None), decided_by
-    ranked = {v.name: v for v in usable if v.priority is not None}
-    for name in policy.measured:
-        if name in ranked:
-            return ranked[name], DecidedBy.MEASURED
-    return min(ranked.values(), key=_rank, default=None), DecidedBy.DEFAULT
-
-
-def _rank(verdict: Verdict) -> tuple[bool, int]:
-    return (bool(verdict.slow_features), -(verdict.priority or 0))
+    return best_of(usable, policy.measured)
 
 
 def _refusal(selection: Selection) -> AttnError:

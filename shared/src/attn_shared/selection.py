@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "Selection",
     "Verdict",
     "VerdictStatus",
+    "best_of",
 ]
 
 SCHEMA_VERSION = 1
@@ -104,6 +106,22 @@ class Verdict:
     kv_layout: KVCacheLayout | None = None
     block_size: int | None = None
 
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Its place for "auto", the least first: a slow path comes after all that need none."""
+        return (bool(self.slow_features), -(self.priority or 0))
+
+    def steps(self) -> tuple[str, ...]:
+        """Say what it would take to get this backend; nothing where it was chosen."""
+        match self.status:
+            case VerdictStatus.CHOSEN:
+                return ()
+            case VerdictStatus.ELIGIBLE:
+                return (f"name it: backend={self.name!r}",)
+            case VerdictStatus.REJECTED:
+                return tuple(reason.step() for reason in self.reasons)
+        return (self.detail,)
+
     def as_chosen(self) -> Verdict:
         """Return this verdict with the status "chosen"."""
         return replace(self, status=VerdictStatus.CHOSEN)
@@ -185,6 +203,32 @@ class Selection:
                 return verdict
         raise UnknownNameError.for_name("candidate", name, (v.name for v in self.verdicts))
 
+    def runner_up(self) -> Verdict | None:
+        """Return the candidate that comes next, or None where there is no other.
+
+        That is the one that would be chosen without the first: the fastest of those measured, else
+        the highest ranked, else one taken by name only. Where no other serves the request, it is
+        the one that the least stands in the way of.
+        """
+        others = [v for v in self.verdicts if v.name != self.chosen]
+        eligible = [v for v in others if v.status is VerdictStatus.ELIGIBLE]
+        ranked = best_of(eligible, self.policy.measured)[0]
+        if ranked is not None or eligible:
+            return ranked or eligible[0]
+        return min(others, key=lambda verdict: len(verdict.steps()), default=None)
+
+    def ahead(self) -> tuple[Verdict, ...]:
+        """Return the candidates that "auto" would take before the chosen one, if they could run."""
+        mine = next((v for v in self.verdicts if v.name == self.chosen), None)
+        blocked = (VerdictStatus.REJECTED, VerdictStatus.UNAVAILABLE, VerdictStatus.UNKNOWN)
+        return tuple(
+            verdict
+            for verdict in self.verdicts
+            if verdict.status in blocked
+            and verdict.priority is not None
+            and (mine is None or mine.priority is None or verdict.rank < mine.rank)
+        )
+
     def notes(self) -> tuple[str, ...]:
         """Return what a reader must know beside the verdicts."""
         notes = list(self.device.notes)
@@ -223,7 +267,13 @@ class Selection:
     def explain(self) -> str:
         """Return what was chosen, the table of every verdict, and the notes."""
         head = self.one_line() if self.chosen else f"nothing chosen for {self.device.name}"
-        return "\n".join([head, self.table(), *(f"note: {note}" for note in self.notes())])
+        lines = [head, self.table()]
+        lines += [f"before it: {_way_to(verdict)}" for verdict in self.ahead() if self.chosen]
+        runner_up = self.runner_up()
+        if runner_up is not None:
+            is_served = runner_up.status is VerdictStatus.ELIGIBLE
+            lines.append(f"{'next' if is_served else 'nearest'}: {_way_to(runner_up)}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes())])
 
     def __str__(self) -> str:
         """Read as the table."""
@@ -231,6 +281,7 @@ class Selection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values with a schema version."""
+        runner_up = self.runner_up()
         return {
             "schema_version": SCHEMA_VERSION,
             "request": self.request.to_dict(),
@@ -240,6 +291,30 @@ class Selection:
             "block_size": self.block_size,
             "decided_by": str(self.decided_by),
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+            "runner_up": None if runner_up is None else _alternative(runner_up),
+            "ahead": [_alternative(verdict) for verdict in self.ahead()],
             "notes": list(self.notes()),
             "failures": list(self.failures),
         }
+
+
+def best_of(
+    verdicts: Iterable[Verdict], measured: Iterable[str] = ()
+) -> tuple[Verdict | None, DecidedBy]:
+    """Return the verdict that "auto" takes among usable ones, and who decides so.
+
+    The one measured fastest, else the highest ranked; those without a rank are left out.
+    """
+    ranked = {v.name: v for v in verdicts if v.priority is not None}
+    for name in measured:
+        if name in ranked:
+            return ranked[name], DecidedBy.MEASURED
+    return min(ranked.values(), key=lambda verdict: verdict.rank, default=None), DecidedBy.DEFAULT
+
+
+def _way_to(verdict: Verdict) -> str:
+    return f"{verdict.name}; to get it: {'; '.join(verdict.steps())}"
+
+
+def _alternative(verdict: Verdict) -> dict[str, Any]:
+    return {"name": verdict.name, "status": str(verdict.status), "steps": list(verdict.steps())}
