@@ -270,3 +270,51 @@ def test_offsets_past_32_bits() -> None:
     write_kv(cache, found, key, value, slots)
     assert torch.equal(cache[-1, :, -1], torch.stack((key[0], value[0])))
     assert cache.count_nonzero() == key.count_nonzero() + value.count_nonzero()
+
+
+@pytest.mark.cuda
+def test_rows_past_32_bits() -> None:
+    found = spec(dtype=torch.float16)
+    far = torch.zeros(2**31 + 64, dtype=torch.float16, device="cuda")
+    key = far.as_strided((3, 3, 8), (2**30, 8, 1))
+    key[2] = 3.0
+    cache = found.allocate(2, "cuda")
+    write_kv(cache, found, key, key, slot_tensor(torch.device("cuda"), [0, 1, 7]))
+    assert (cache[1, :, 3] == 3).all()
+    assert cache.count_nonzero() == 2 * 3 * 8
+
+
+@pytest.mark.cuda
+def test_casts_by_instructions_and_by_integers_agree() -> None:
+    from attn_triton import kv_write as module
+
+    found = spec("fp8_e5m2", E5M2, num_kv_heads=1, head_size=128, head_size_v=128)
+    x = torch.randn(8, 1, 128, generator=torch.Generator().manual_seed(3)).cuda() * 1e4
+    slots = slot_tensor(torch.device("cuda"), list(range(8)))
+    caches = []
+    for casts in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_casts_to_fp8", lambda device, casts=casts: casts)
+            patch.setattr(module, "_PLANS", {})
+            caches.append(found.allocate(2, "cuda"))
+            write_kv(caches[-1], found, x, x, slots)
+    assert torch.equal(raw(caches[0]), raw(caches[1]))
+
+
+@pytest.mark.cuda
+def test_a_captured_write_follows_the_slots_of_each_replay() -> None:
+    found = spec(dtype=torch.bfloat16)
+    key, value = rows(found, torch.device("cuda"))
+    cache = found.allocate(8, "cuda")
+    slots = slot_tensor(torch.device("cuda"), [-1] * 8)
+    write_kv(cache, found, key, value, slots)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        write_kv(cache, found, key, value, slots)
+    for places in (SLOTS, list(range(8, 16))):
+        slots.copy_(slot_tensor(slots.device, places))
+        cache.zero_()
+        graph.replay()
+        expected = found.allocate(8, "cuda")
+        by_torch.write_kv(expected, found, key, value, slots)
+        assert torch.equal(cache, expected)

@@ -230,3 +230,19 @@ def test_refuses_as_the_torch_merge_does(wrong: dict[str, Any]) -> None:
             merge(**call)
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
+
+
+@pytest.mark.cuda
+def test_rows_past_32_bits() -> None:
+    given = states(torch.device("cuda"))
+    far = torch.zeros(2, 2**31 + 64, device="cuda", dtype=torch.float16)
+    wide = [side.half() for side in given[::2]]
+    strided = [memory.as_strided((3, 2, 4), (2**30, 4, 1)) for memory in far]
+    for target, source in zip(strided, wide, strict=True):
+        target.copy_(source)
+    expected = merge_attn_states(wide[0], given[1], wide[1], given[3])
+    got = merge_attn_states(
+        strided[0], given[1], strided[1], given[3], output=torch.empty_like(wide[0])
+    )
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)

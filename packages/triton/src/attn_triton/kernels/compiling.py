@@ -13,9 +13,12 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 from triton.runtime.interpreter import InterpretedFunction
 
+from attn_triton.variants import KernelVariant
+
 __all__ = [
     "Kind",
     "compile_kernel",
+    "compile_variant",
     "driver_calls",
     "is_interpreted",
     "kind_of",
@@ -123,3 +126,25 @@ def compile_kernel(
     attributes = {(places[name],): _ALIGNED for name, kind in kinds.items() if kind.is_aligned}
     source = ASTSource(kernel, signature, values, attributes)
     return triton.compile(source, target=target, options=dict(options))
+
+
+def compile_variant(variant: KernelVariant, arch: str) -> CompiledKernel:
+    """Compile a variant for an architecture such as "sm_90" or "gfx942", without a GPU.
+
+    Raises:
+        ValueError: its constants and signature are not the kernel's parameters.
+    """
+    given = sorted([*variant.signature, *variant.constants])
+    if given != sorted(variant.kernel.arg_names):
+        differing = sorted(set(given) ^ set(variant.kernel.arg_names))
+        raise ValueError(f"{variant.name}: {', '.join(differing)} missing, unknown or given twice")
+    kinds = {
+        name: Kind(type_name, type_name.startswith("*") and name not in variant.unaligned)
+        for name, type_name in variant.signature.items()
+    }
+    options = {"num_warps": variant.num_warps, **variant.options}
+    if variant.num_stages is not None:
+        options["num_stages"] = variant.num_stages
+    return compile_kernel(
+        variant.kernel, kinds, variant.constants, target=target_of(arch), options=options
+    )
