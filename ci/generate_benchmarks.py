@@ -122,7 +122,7 @@ def page(stem: str, one: Results) -> str:
         table(("Limit", "Rate", "95%"), limits(one)).rstrip(),
     ]
     for title, cells in groups(one.cells).items():
-        parts += [f"## {title}", cell_table(cells).rstrip()]
+        parts += [f"## {title}", cell_table(cells).rstrip(), host_table(cells).rstrip()]
     if one.skipped:
         parts += ["## Not measured", table(("Workload", "What", "Why"), skipped(one)).rstrip()]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -179,14 +179,50 @@ def cell_table(cells: list[Cell]) -> str:
     peers = list(dict.fromkeys(cell.peer for cell in cells if cell.peer is not None))
     has_hosts = any(cell.host_us is not None for cell in cells)
     names = ["Workload", "Time", "95%", "Rate", "Of limit", *(["Host"] if has_hosts else [])]
-    by_workload: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_workload.setdefault(f"{cell.phase.replace('_', ' ')} {cell.label}", []).append(cell)
     rows = [
         [name, *own_columns(own[0], has_hosts), *(beside(own, peer) for peer in peers)]
-        for name, own in by_workload.items()
+        for name, own in by_workload(cells).items()
     ]
     return table([*names, *(f"/ `{peer}`" for peer in peers)], rows)
+
+
+def by_workload(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Cells by what a reader calls their workload."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(f"{cell.phase.replace('_', ' ')} {cell.label}", []).append(cell)
+    return found
+
+
+def host_table(cells: list[Cell]) -> str:
+    """The host's work of a call and of a step, beside the peers'; "" where it was not measured."""
+    measured = [cell for cell in cells if cell.plan_host_us is not None]
+    peers = list(dict.fromkeys(cell.peer for cell in measured if cell.peer is not None))
+    if not measured:
+        return ""
+    names = ["Workload", "A call", *(f"`{peer}`" for peer in peers)]
+    names += ["`build`", "It waits", *(f"`{peer}` plans" for peer in peers)]
+    rows = [[name, *host_columns(own, peers)] for name, own in by_workload(measured).items()]
+    return f"The host's work, outside graphs:\n\n{table(names, rows)}"
+
+
+def host_columns(cells: list[Cell], peers: Iterable[str]) -> Iterator[str]:
+    """The host's time of a call, and of a step, ours and each peer's."""
+    own, by_peer = cells[0], {cell.peer: cell for cell in cells}
+    yield words_of(own.host_us)
+    for peer in peers:
+        yield words_of(by_peer[peer].peer_host_us if peer in by_peer else None)
+    yield words_of(own.plan_host_us)
+    yield {None: "", True: "yes", False: "no"}[own.plan_waits]
+    for peer in peers:
+        yield words_of(by_peer[peer].peer_plan_host_us if peer in by_peer else None)
+
+
+def words_of(time_us: float | None) -> str:
+    """A time, or nothing where there is none."""
+    from attn_bench.units import duration
+
+    return "" if time_us is None else duration(time_us)
 
 
 def own_columns(cell: Cell, has_hosts: bool) -> list[str]:

@@ -55,6 +55,28 @@ def test_another_figure_makes_a_page_stale(generator: ModuleType, folder: Path) 
     assert generator.main(["--check"]) == 0
 
 
+def test_the_hosts_work_stands_beside_the_peers(generator: ModuleType, folder: Path) -> None:
+    path = folder / "cpu-torch.json"
+    record = json.loads(path.read_text())
+    label = record["cells"][0]["label"]
+    for cell in record["cells"]:
+        if cell["label"] == label:
+            cell |= {"host_us": 12.0, "peer_host_us": 87.0, "plan_host_us": 40.0}
+            cell |= {"plan_waits": False, "peer_plan_host_us": 25.0}
+    path.write_text(json.dumps(record))
+    text = generator.page("cpu-torch", read_results(path))
+    table = text.split("The host's work, outside graphs:")[1].split("\n\n")[1]
+    heads, _, row = table.splitlines()[:3]
+    assert heads.startswith("| Workload | A call | `torch.sdpa_gathered` |")
+    assert "| `build` | It waits |" in heads
+    assert label in row
+    assert "| 12.0 us | 87.0 us | 87.0 us | 40.0 us | no | 25.0 us | 25.0 us |" in row
+
+
+def test_what_was_not_measured_of_the_host_is_left_out(generator: ModuleType) -> None:
+    assert "The host's work" not in generator.pages()["h200-torch.md"]
+
+
 def test_a_new_file_is_listed_and_needs_its_plots(generator: ModuleType, folder: Path) -> None:
     shutil.copy(folder / FILES[0].name, folder / "new.json")
     assert generator.main([]) == 0
