@@ -40,6 +40,7 @@ uint64_t detect() {
   if (bit(one.c, 12)) f |= kHasFma;
   if (bit(one.c, 29)) f |= kHasF16c;
   if (bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31)) f |= kHasAvx512;
+  if (bit(seven.c, 1)) f |= kHasAvx512Vbmi;
   if (bit(seven1.a, 5)) f |= kHasAvx512Bf16;
   if (bit(seven.d, 24)) f |= kHasAmxTile;
   if (bit(seven.d, 22)) f |= kHasAmxBf16;
@@ -69,7 +70,7 @@ uint64_t needs(int isa) {
     case kAvx2: return avx2;
     case kAvx512: return avx512;
     case kAvx512Bf16: return avx512 | kHasAvx512Bf16;
-    case kAmxBf16: return avx512 | kHasAvx512Bf16 | kHasAmxTile | kHasAmxBf16 | kOsTiles;
+    case kAmxBf16: return avx512 | kHasAvx512Bf16 | kHasAvx512Vbmi | kHasAmxTile | kHasAmxBf16 | kOsTiles;
     case kNeon: return kHasNeon;
     default: return 0;
   }

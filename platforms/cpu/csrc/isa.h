@@ -18,6 +18,7 @@ enum Feature : uint64_t {
   kOsZmm = 1 << 8,    // and zmm and mask registers
   kOsTiles = 1 << 9,  // and tiles
   kHasNeon = 1 << 10,
+  kHasAvx512Vbmi = 1 << 11,
 };
 
 uint64_t cpu_features();

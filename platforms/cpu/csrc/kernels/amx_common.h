@@ -1,0 +1,165 @@
+// What both AMX kernels need: tiles of keys and values as bfloat16, wherever and however they are stored.
+
+typedef uint16_t bf;
+
+// GCC's tile loads are volatile asm without a memory clobber: ordinary stores before them need a barrier.
+#define ATTN_TILE_FENCE asm volatile("" ::: "memory")
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, unused[14] = {0};
+  uint16_t bytes[16] = {0};
+  uint8_t rows[16] = {0};
+};
+
+static inline __m512i narrow(vf low, vf high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+static inline __mmask32 first32(int64_t n) {
+  return n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << imax(n, 0)) - 1u);
+}
+static inline __mmask64 first64(int64_t n) {
+  return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << imax(n, 0)) - 1u;
+}
+
+// bfloat16 holds every e4m3, e5m2 and int8 value, so that a byte is looked up: 256 values as high and low bytes.
+struct ByteTable {
+  alignas(64) uint8_t high[256], low[256];
+};
+static inline void fill_table(DType t, ByteTable& table) {
+  for (int i = 0; i < 256; i++) {
+    const float x = t == DType::kE4M3   ? from_e4m3(static_cast<uint8_t>(i))
+                    : t == DType::kE5M2 ? from_e5m2(static_cast<uint8_t>(i))
+                                        : static_cast<float>(static_cast<int8_t>(i));
+    const uint16_t bits = to_bf16(x);
+    table.high[i] = static_cast<uint8_t>(bits >> 8);
+    table.low[i] = static_cast<uint8_t>(bits);
+  }
+}
+static inline const ByteTable& byte_table(DType t) {
+  struct Tables {
+    ByteTable of[3];
+    Tables() {
+      fill_table(DType::kE4M3, of[0]);
+      fill_table(DType::kE5M2, of[1]);
+      fill_table(DType::kInt8, of[2]);
+    }
+  };
+  static const Tables tables;
+  return tables.of[t == DType::kE4M3 ? 0 : t == DType::kE5M2 ? 1 : 2];
+}
+
+struct Widener {
+  __m512i high[4], low[4];
+  explicit Widener(const ByteTable& t) {
+    for (int i = 0; i < 4; i++) {
+      high[i] = _mm512_load_si512(t.high + 64 * i);
+      low[i] = _mm512_load_si512(t.low + 64 * i);
+    }
+  }
+  static __m512i look_up(const __m512i* t, __m512i x, __mmask64 upper) {
+    const __m512i a = _mm512_permutex2var_epi8(t[0], x, t[1]), b = _mm512_permutex2var_epi8(t[2], x, t[3]);
+    return _mm512_mask_mov_epi8(a, upper, b);
+  }
+  // 64 bytes to 64 bfloat16, in order.
+  void widen(__m512i x, __m512i& first, __m512i& second) const {
+    // Quadwords are placed so that the interleaving of bytes within lanes gives whole vectors in order.
+    x = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), x);
+    const __mmask64 upper = _mm512_movepi8_mask(x);
+    const __m512i h = look_up(high, x, upper), l = look_up(low, x, upper);
+    first = _mm512_unpacklo_epi8(l, h);
+    second = _mm512_unpackhi_epi8(l, h);
+  }
+};
+
+// One stored row of n elements as bfloat16, zeros up to `padded`, a multiple of 32.
+static inline void stage_bytes(const Widener& w, const char* from, bf* to, int n, int padded) {
+  for (int d = 0; d < padded; d += 64) {
+    __m512i a, b;
+    w.widen(_mm512_maskz_loadu_epi8(first64(n - d), from + d), a, b);
+    _mm512_store_si512(to + d, a);
+    if (d + 32 < padded) _mm512_store_si512(to + d + 32, b);
+  }
+}
+static inline void stage_words(const char* from, bf* to, int n, int padded) {
+  for (int d = 0; d < padded; d += 32)
+    _mm512_store_si512(to + d, _mm512_maskz_loadu_epi16(first32(n - d), from + 2 * d));
+}
+static inline void stage_rows(DType t, const char* from, int64_t stride, int count, bf* to, int n, int padded) {
+  if (t == DType::kBFloat16) {
+    for (int i = 0; i < count; i++) stage_words(from + i * stride, to + i * padded, n, padded);
+  } else {
+    const Widener w(byte_table(t));
+    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded);
+  }
+}
+
+// Sixteen keys and their values: rows a fixed number of elements apart.
+struct KeyTile {
+  const bf *key, *value;
+  int64_t key_step, value_step;
+};
+
+// Where tiles come from in one call.
+struct TileSource {
+  bool words, key_direct, value_direct;  // direct: tiles are loaded from the cache itself
+  int width, width_v;                    // head sizes rounded up to 32
+};
+static inline TileSource tile_source(const Call& c) {
+  TileSource s;
+  s.words = c.kv_dtype == DType::kBFloat16;
+  // A tile of 16 keys must lie in one block, and its rows in whole groups of 32 columns.
+  const bool whole = s.words && (!c.table || c.block_size % 16 == 0);
+  s.key_direct = whole && c.head_size % 32 == 0;
+  s.value_direct = whole && c.head_size_v % 32 == 0;
+  s.width = static_cast<int>(round_up(c.head_size, 32));
+  s.width_v = static_cast<int>(round_up(c.head_size_v, 32));
+  return s;
+}
+
+// Copy `count` keys from t on, which may lie in several blocks, into a tile of 16; its other rows become zeros.
+static inline void stage_keys(const Call& c, int b, int h, int64_t t, int count, bf* key, bf* value,
+                              const TileSource& s) {
+  int done = 0;
+  while (done < count) {
+    const Run run = run_at(c, b, h, t + done);
+    const int n = static_cast<int>(imin(run.count, count - done));
+    if (key) stage_rows(c.kv_dtype, run.key, c.key.slot, n, key + done * s.width, c.head_size, s.width);
+    if (value) stage_rows(c.kv_dtype, run.value, c.value.slot, n, value + done * s.width_v, c.head_size_v, s.width_v);
+    done += n;
+  }
+  if (key) memset(key + count * s.width, 0, sizeof(bf) * (16 - count) * s.width);
+  if (value) memset(value + count * s.width_v, 0, sizeof(bf) * (16 - count) * s.width_v);
+}
+
+// The tile of keys [t, t + count); `key` and `value` are memory for a copy where one is needed.
+static inline KeyTile tile_at(const Call& c, int b, int h, int64_t t, int count, bf* key, bf* value,
+                              const TileSource& s) {
+  // Without blocks the memory may end with the last key; a block always has room for its 16.
+  const bool inside = c.table || count == 16;
+  const bool key_direct = s.key_direct && inside, value_direct = s.value_direct && inside;
+  KeyTile tile = {key, value, s.width, s.width_v};
+  if (!key_direct || !value_direct)
+    stage_keys(c, b, h, t, count, key_direct ? nullptr : key, value_direct ? nullptr : value, s);
+  if (key_direct || value_direct) {
+    const Run run = run_at(c, b, h, t);
+    if (key_direct) tile.key = reinterpret_cast<const bf*>(run.key), tile.key_step = c.key.slot / 2;
+    if (value_direct) tile.value = reinterpret_cast<const bf*>(run.value), tile.value_step = c.value.slot / 2;
+  }
+  return tile;
+}
+
+// Interleaving 16-bit pairs within lanes leaves the columns of two tiles in this order; undone once per row.
+static inline void in_order(const float* o, vf& x, vf& y) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  const vf a = vload(o), b = vload(o + 16);
+  x = _mm512_permutex2var_ps(a, first, b);
+  y = _mm512_permutex2var_ps(a, second, b);
+}
+static inline void put_unordered_row(const Call& c, const Item& it, int row, float* o, int width_v, float m, float l) {
+  for (int d = 0; d < width_v; d += 32) {
+    vf x, y;
+    in_order(o + d, x, y);
+    vstore(o + d, x);
+    vstore(o + d + 16, y);
+  }
+  put_row(c, it, row, o, m, l);
+}
