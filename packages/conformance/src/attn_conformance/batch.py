@@ -112,7 +112,7 @@ class Batch:
             eager = {"compute_dtype": views.key.dtype, "q_scale": self.layer.q_scale}
         return (
             reference.paged_attention(*tensors, self.options, **arguments),
-            eager_attention(*tensors, self.options, **arguments, **eager),
+            eager_attention(*tensors, self.options, **(arguments | eager)),
         )
 
     def on_host(self) -> Batch:

@@ -134,11 +134,26 @@ def _flash_attn_2(spec: LayerSpec) -> Call:
             block_table=step.block_table,
             return_attn_probs=extras.with_lse,
             **_optional(extras, alibi_slopes=extras.slopes),
-            **fixed,
+            **_by_distance(spec, step, extras, fixed),
         )
         return _first_two(result, extras.with_lse)
 
     return call
+
+
+def _by_distance(
+    spec: LayerSpec, step: KeyStep, extras: Extras, fixed: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's constants, so that FlashAttention 2 adds ALiBi as -slope * (i - j).
+
+    In causal rows without a window it adds slope * j (csrc/flash_attn/src/alibi.h). Softmax is
+    blind to the difference and the LSE is not; taken off afterwards it has cost the LSE its last
+    digits. A window over all keys hides none, and takes the kernel whose bias is by distance.
+    """
+    is_shifted = step.causal and spec.window[0] is None and extras.slopes is not None
+    if not (is_shifted and extras.with_lse):
+        return fixed
+    return fixed | {"window_size": (step.max_key_len - 1, 0)}
 
 
 def _fixed(spec: LayerSpec, *, unbounded: int | None) -> dict[str, Any]:
@@ -205,7 +220,6 @@ def _vllm(version: int) -> Kernel:
     def bind(spec: LayerSpec) -> Call:
         function = vllm_flash_attn.interface().flash_attn_varlen_func
         fixed = _fixed(spec, unbounded=-1) | {"fa_version": version}
-        fixed["window_size"] = list(fixed["window_size"])
 
         def call(
             query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
@@ -230,7 +244,7 @@ def _vllm(version: int) -> Kernel:
                     s_aux=extras.sinks,
                     scheduler_metadata=step.schedule,
                 ),
-                **fixed,
+                **_by_distance(spec, step, extras, fixed),
             )
             return _first_two(result, extras.with_lse)
 

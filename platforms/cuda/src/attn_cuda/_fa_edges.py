@@ -15,7 +15,6 @@ __all__ = [
     "Descales",
     "Sinks",
     "aligned",
-    "by_position",
     "is_aligned",
     "without_positive_infinity",
 ]
@@ -39,15 +38,6 @@ def aligned(rows: Tensor) -> Tensor:
 def without_positive_infinity(lse: Tensor) -> Tensor:
     """Return an LSE in which a row without keys is -inf; FlashAttention 2 writes +inf."""
     return lse.masked_fill_(lse == math.inf, -math.inf)
-
-
-def by_position(lse: Tensor, slopes: Tensor, positions: Tensor) -> Tensor:
-    """Return the LSE (Hq, T) of a bias -slope * (i - j), from that of slope * j.
-
-    FlashAttention 2 adds the latter in causal rows (csrc/flash_attn/src/alibi.h): softmax is blind
-    to the difference, slope * i, and the LSE is not.
-    """
-    return lse.sub_(slopes[:, None] * positions[None])
 
 
 class Sinks:

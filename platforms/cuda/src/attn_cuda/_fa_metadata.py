@@ -45,7 +45,6 @@ class FlashAttnMetadata:
         num_keys: keys that a cache-free call brings; 0 with a cache.
         step: the one call, or with a prefix that over what follows it.
         prefix: the call over a prefix that all requests share, or None.
-        positions: (T,) int64: absolute positions of the rows, where an LSE has to be corrected.
     """
 
     provider: Provider
@@ -53,7 +52,6 @@ class FlashAttnMetadata:
     num_keys: int
     step: KeyStep
     prefix: KeyStep | None = None
-    positions: Tensor | None = None
 
 
 class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
@@ -86,7 +84,6 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         self._block_size = self._read_block_size()
         # What a batch is refused for depends on no more.
         self._distinct = tuple({_kind(layer): layer for layer in layers.values()}.values())
-        self._has_alibi = any(layer.has_alibi for layer in layers.values())
         self._is_invariant = config.batch_invariant or self._layer.batch_invariant
         self._is_captured = bool(config.capture_sizes)
         self._has_schedule = (
@@ -173,7 +170,6 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             num_actual_tokens=common.num_actual_tokens,
             num_keys=0 if self._is_cached else _num_keys(common),
             step=step,
-            positions=self._positions(common),
         )
 
     def _paged(self, common: CommonAttentionMetadata) -> KeyStep:
@@ -258,17 +254,6 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         dtype = cache.dtype if isinstance(cache, AttentionSpec) and is_quantized else layer.dtype
         found = schedule(self._provider, layer, step, page_size=self._block_size, dtype=dtype)
         return self._buffers.kept("schedule", found)
-
-    def _positions(self, common: CommonAttentionMetadata) -> Tensor | None:
-        """Return the absolute position of each row, where ALiBi is added by column."""
-        if not self._has_alibi or common.causal is not True:
-            return None
-        stops = common.query_start_loc[1:]
-        rows = torch.arange(common.num_actual_tokens, device=self.device)
-        request = torch.searchsorted(stops, rows, right=True)
-        shift = (common.seq_lens - stops).long()
-        positions = rows + shift[request.clamp_(max=max(0, common.num_reqs - 1))]
-        return self._buffers.kept("positions", positions)
 
     def _cascade(self, length: int, common: CommonAttentionMetadata) -> FlashAttnMetadata:
         """Cut a batch into the prefix, one request of all rows, and what follows it."""

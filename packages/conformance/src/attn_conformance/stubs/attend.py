@@ -32,8 +32,8 @@ class LseForm:
         base: of the logarithm.
         layout: (Hq, T) or (T, Hq).
         keyless: of a row that sees no key (where no sink is in the denominator).
-        alibi_by_column: in causal rows the kernel adds slope * j in place of -slope * (i - j), so
-            that the LSE of the row at position i comes out slope * i above.
+        alibi_by_column: in causal rows without a window the kernel adds slope * j in place of
+            -slope * (i - j), so that the LSE of the row at position i comes out slope * i above.
     """
 
     base: Literal["e", "2"] = "e"
@@ -140,7 +140,8 @@ class KernelCall:
     def lse(self, result: ReferenceResult, form: LseForm) -> Tensor:
         """Return the LSE of a result as a kernel writes it, float32."""
         lse = result.lse
-        if form.alibi_by_column and self.is_causal and self.alibi_slopes is not None:
+        is_by_column = form.alibi_by_column and self.is_causal and self.window[0] is None
+        if is_by_column and self.alibi_slopes is not None:
             lse = lse + self.alibi_slopes.double()[:, None] * self._positions(len(lse[0]))[None]
         keyless = lse == -math.inf
         if form.base == "2":

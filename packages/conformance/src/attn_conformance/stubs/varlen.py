@@ -157,7 +157,7 @@ class VarlenFunction:
             block_table=table,
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             is_causal=bool(self._get(arguments, "causal")),
-            window=_window(self._get(arguments, "window")),
+            window=_window(self._get(arguments, "window"), self._get(arguments, "max_key_len")),
             softcap=self._get(arguments, "softcap") or None,
             alibi_slopes=self._slopes(arguments),
             sinks=self._get(arguments, "sinks"),
@@ -257,12 +257,16 @@ def _is_same(value: object, default: object) -> bool:
     return bool(value == default)
 
 
-def _window(sizes: Any) -> tuple[int | None, int | None]:
-    """Return (left, right) with None for unbounded; a third number is not looked at."""
+def _window(sizes: Any, max_key_len: int | None) -> tuple[int | None, int | None]:
+    """Return (left, right) with None for unbounded; a third number is not looked at.
+
+    A left side that reaches past all keys counts as none, as kernels take it.
+    """
     if sizes is None:
         return (None, None)
     left, right = (None if size is None or size < 0 else int(size) for size in sizes[:2])
-    return left, right
+    is_wider = left is not None and max_key_len is not None and left >= max_key_len
+    return (None if is_wider else left), right
 
 
 def _descale(scale: Any) -> float | Tensor:

@@ -15,7 +15,6 @@ from attn_cuda._fa_edges import (
     Descales,
     Sinks,
     aligned,
-    by_position,
     is_aligned,
     without_positive_infinity,
 )
@@ -167,7 +166,9 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         out = None if output is None else output[: len(rows)]
         result, found = self._attend(layer, rows, keys, metadata.step, out, lse is not None)
         if lse is not None and found is not None:
-            lse[:, : len(rows)].copy_(self._corrected(found, layer, metadata))
+            if self.provider.version == 2:
+                found = without_positive_infinity(found)
+            lse[:, : len(rows)].copy_(found)
         return self._delivered(result, query, output)
 
     def _check_metadata(self, metadata: FlashAttnMetadata) -> None:
@@ -242,17 +243,6 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         if is_exact:
             return torch.where(lse == -torch.inf, sinks[:, None], lse)
         return Sinks.correct(result, lse, sinks, given)
-
-    def _corrected(self, lse: Tensor, layer: AttentionLayer, metadata: FlashAttnMetadata) -> Tensor:
-        """Return a kernel's LSE as the contract writes it."""
-        if self.provider.version != 2:
-            return lse
-        lse = without_positive_infinity(lse)
-        left = self.spec.window[0]
-        is_by_column = left is None or left >= metadata.step.max_key_len
-        if metadata.positions is not None and layer.alibi_slopes is not None and is_by_column:
-            lse = by_position(lse, layer.alibi_slopes, metadata.positions)
-        return lse
 
     def _cascade(
         self,

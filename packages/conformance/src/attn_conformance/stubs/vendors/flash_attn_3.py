@@ -29,6 +29,20 @@ def _bounded_queries(arguments: Mapping[str, Any]) -> None:
     refuse_unless(not is_unbounded, "flash_attn_3", "cu_seqlens_q needs max_seqlen_q")
 
 
+def _sinks_of_bfloat16(arguments: Mapping[str, Any]) -> None:
+    sinks = arguments["sinks"]
+    is_taken = sinks is None or sinks.dtype is torch.bfloat16
+    refuse_unless(is_taken, "flash_attn_3", "sinks must have dtype bfloat16")
+
+
+def _equal_widths(arguments: Mapping[str, Any]) -> None:
+    """The wheel is built without the kernels for value heads of another width."""
+    suffix = "_cache" if "k_cache" in arguments else ""
+    key, value = arguments[f"k{suffix}"], arguments[f"v{suffix}"]
+    words = "this build of FlashAttention does not support another V headdim"
+    refuse_unless(key.shape[-1] == value.shape[-1], "flash_attn_3", words)
+
+
 _FP8 = torch.float8_e4m3fn
 _LIMITS = Limits(dtypes=(torch.float16, torch.bfloat16, _FP8))
 
@@ -55,7 +69,7 @@ _VARLEN = VarlenFunction(
     ),
     limits=_LIMITS,
     tuning=_TUNING,
-    rules=(_no_softcap,),
+    rules=(_no_softcap, _sinks_of_bfloat16, _equal_widths),
 )
 
 _WITH_KVCACHE = VarlenFunction(
@@ -85,7 +99,7 @@ _WITH_KVCACHE = VarlenFunction(
     ),
     limits=_LIMITS,
     tuning=_TUNING,
-    rules=(_no_softcap, _bounded_queries),
+    rules=(_no_softcap, _bounded_queries, _sinks_of_bfloat16, _equal_widths),
     with_lse=("output", "lse", "none", "none"),
 )
 
