@@ -35,9 +35,9 @@ def main() -> int:
     try:
         root, version = find_torch()
     except LookupError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
-    print(f"{root.as_posix()};{version}")
+    sys.stdout.write(f"{root.as_posix()};{version}\n")
     return 0
 
 

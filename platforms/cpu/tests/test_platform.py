@@ -118,8 +118,10 @@ def test_dtypes_start_with_what_the_cpu_computes_in(
 @pytest.mark.parametrize("phase", list(Phase))
 def test_candidates_of_a_machine_that_is_not_here(phase: Phase) -> None:
     found = CpuPlatform().candidates(request(phase), simulated(arch="riscv64", arch_family="riscv"))
-    assert [candidate.name for candidate in found] == ["TORCH_SDPA", "FLEX_ATTENTION"]
-    assert found[0].priority == PriorityBand.PORTABLE
+    names = [candidate.name for candidate in found]
+    assert sorted(names) == ["CPU_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"]
+    assert names.index("TORCH_SDPA") < names.index("FLEX_ATTENTION")
+    assert found[names.index("TORCH_SDPA")].priority == PriorityBand.PORTABLE
 
 
 def test_a_device_of_another_vendor_is_refused() -> None:
@@ -140,8 +142,8 @@ def test_a_second_device_does_not_exist() -> None:
         CpuPlatform().device(1)
 
 
-def test_no_vendor_library_is_wrapped() -> None:
-    assert CpuPlatform().vendor_specs() == ()
+def test_its_own_kernels_are_the_one_library() -> None:
+    assert [spec.name for spec in CpuPlatform().vendor_specs()] == ["attn_cpu_kernels"]
 
 
 def test_facts_are_read_once(tmp_path: Path) -> None:

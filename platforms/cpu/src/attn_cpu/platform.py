@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from attn_cpu._vendor import attn_cpu_kernels
 from attn_cpu.cpu_info import CpuInfo, best_isa, isa_of_torch_capability, parse_cpuinfo
 from attn_cpu.files import read_text
 from attn_cpu.priorities import PRIORITIES
@@ -77,8 +78,8 @@ class CpuPlatform(Platform):
         return rank(PRIORITIES, request, device)
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
-        """Return nothing: no backend of this platform needs a vendor's library."""
-        return ()
+        """Return how to find this distribution's own kernels, which a pure wheel does not have."""
+        return (attn_cpu_kernels.SPEC,)
 
     def supported_dtypes(self, device: DeviceFacts) -> tuple[torch.dtype, ...]:
         """Return all compute dtypes; bfloat16 first where the CPU has arithmetic for it.

@@ -9,6 +9,11 @@ __all__ = ["PRIORITIES"]
 
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="CPU_ATTN",
+        priority=None,
+        provenance="by name only until it is measured",
+    ),
+    Rank(
         name="TORCH_SDPA",
         priority=PriorityBand.PORTABLE,
         provenance="measured on 2 cores with AVX-512 and AMX, torch 2.13.0+cpu: torch's SDPA took "

@@ -1,0 +1,29 @@
+"""What torch needs to trace the ops without running them: shapes of what they return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["register_fakes"]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand for an op that writes into its arguments."""
+    del args, kwargs
+
+
+def _plan(query_start_loc: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Stand for a plan, whose length depends on the lengths of the batch."""
+    del args, kwargs
+    size = torch.library.get_ctx().new_dynamic_size()
+    return query_start_loc.new_empty(size, dtype=torch.int32)
+
+
+def register_fakes() -> None:
+    """Register the fakes of the ops, after the library has been loaded."""
+    for name in ("attention", "write_kv", "merge_attn_states"):
+        torch.library.register_fake(f"attn_cpu::{name}", _nothing)
+    torch.library.register_fake("attn_cpu::plan", _plan)

@@ -1,0 +1,288 @@
+"""CPU_ATTN: paged attention in C++, one call for decode, prefill, chunked and mixed batches.
+
+Keys and values lie in plain row-major blocks, so that a block means the same to every backend. Each
+row of them is read once for all query heads that share it. The code is chosen by the CPU that it
+runs on: AMX, AVX-512, AVX2, or what any processor understands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attn_cpu._attn_batch import CACHE_FREE
+from attn_cpu._attn_capability import CAPABILITY, NAME
+from attn_cpu._attn_metadata import (
+    CpuAttnMetadata,
+    CpuAttnMetadataBuilder,
+    Plan,
+    sight_of,
+)
+from attn_cpu._scales import ScaleTensors
+from attn_cpu.isa import BEST, IsaLevel, forced_level
+from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
+from attn_shared.call_checks import CallChecker
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError, VendorMissingError
+from attn_shared.kv_cache import AttentionSpec
+from attn_shared.served import require_served
+from attn_shared.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from attn_shared.capability import Capability
+    from attn_shared.device import DeviceFacts
+    from attn_shared.inventory import Inventory
+
+__all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataBuilder"]
+
+_LIBRARY = "attn_cpu_kernels"
+_HOST = torch.device("cpu")
+_REFUSAL = "attn_cpu: "  # how the ops begin to say what is wrong
+
+
+class CpuAttnBackend(AttentionBackend):
+    """The kernels of this distribution."""
+
+    name = NAME
+    attn_api = ">=1,<2"
+    description = "native C++ for AVX2, AVX-512 and AMX over plain blocks; every feature"
+    vendor_libraries = (_LIBRARY,)
+
+    @classmethod
+    def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
+        """Return what it can do: the same on every CPU."""
+        return CAPABILITY
+
+    @staticmethod
+    def get_impl_cls() -> type[CpuAttnImpl]:
+        """Return the class that runs one layer."""
+        return CpuAttnImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CpuAttnMetadataBuilder]:
+        """Return the class that prepares each step."""
+        return CpuAttnMetadataBuilder
+
+    @classmethod
+    def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:
+        """Load the library.
+
+        Raises:
+            VendorMissingError: it does not load; in its own words.
+        """
+        from attn_cpu._vendor.attn_cpu_kernels import load
+
+        try:
+            load()
+        except ImportError as error:
+            raise VendorMissingError(
+                f"{NAME} cannot load its kernels: {error}.",
+                hint=inventory.get(_LIBRARY).install,
+                library=_LIBRARY,
+            ) from error
+
+
+class _Keys(NamedTuple):
+    """Where a call reads keys and values: the arguments of the op's names."""
+
+    key: Tensor
+    value: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+
+class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
+    """Runs one layer.
+
+    Class attributes:
+        isa: the level of instructions to use, whatever `attn_cpu.isa.forced` says; BEST leaves it.
+    """
+
+    can_return_lse = True
+    isa: ClassVar[IsaLevel | int] = BEST
+
+    def __init__(self, spec: LayerSpec) -> None:
+        """Build from the layer's description.
+
+        Raises:
+            InvalidRequestError: a value that no backend may accept.
+            UnsupportedOptionError: the capability does not serve the layer, or its fp8 cache is of
+                a flavour that the kernels do not read.
+        """
+        super().__init__(spec)
+        require_served(NAME, CAPABILITY, spec)
+        self._checker = CallChecker(spec)
+        self._sight = sight_of(spec)
+        self._is_cache_free = spec.attn_type in CACHE_FREE
+        self._scales = ScaleTensors()
+        cache = spec.kv_cache_spec
+        if cache is not None and getattr(cache, "dtype", None) is torch.float8_e4m3fnuz:
+            raise UnsupportedOptionError(
+                f"{NAME} does not serve a cache of float8_e4m3fnuz; allowed: float8_e4m3fn.",
+                hint="allocate the cache with fp8_e4m3_dtype=torch.float8_e4m3fn.",
+            )
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        metadata: CpuAttnMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Attend, and return the output; see `AttentionImpl.forward`.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the metadata.
+            UnsupportedOptionError: the layer object carries an option that it was not built with.
+        """
+        plan = self._plan(metadata)
+        self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, _HOST)
+        self._checker.check_layer(layer, query.device)
+        keys = self._keys(layer, key, value, kv_cache, metadata)
+        if output is None:
+            output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
+        self._attend(layer, query, output, lse, keys, metadata, plan)
+        return output
+
+    def _plan(self, metadata: CpuAttnMetadata) -> Plan:
+        """Return the step's partition for this layer."""
+        hint = f"build it with a {NAME} builder that was given this layer."
+        if not isinstance(metadata, CpuAttnMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata", f"a {type(metadata).__name__}", "a CpuAttnMetadata", hint=hint
+            )
+        plan = metadata.plans.get(self._sight)
+        if plan is None:
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"planned for {list(metadata.plans)}",
+                f"a plan for {self._sight}",
+                hint=hint,
+            )
+        return plan
+
+    def _keys(
+        self,
+        layer: AttentionLayer,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        metadata: CpuAttnMetadata,
+    ) -> _Keys:
+        """Return where keys and values are, after checking them."""
+        if self._is_cache_free:
+            num_keys = metadata.batch.num_keys
+            return _Keys(*self._checker.check_keys(key, value, kv_cache, _HOST, num_keys))
+        cache, spec = self._checker.check_cache(kv_cache, _HOST)
+        self._checker.check_written_keys(key, value, _HOST)
+        return self._views(layer, cache, spec)
+
+    def _views(self, layer: AttentionLayer, kv_cache: Tensor, spec: AttentionSpec) -> _Keys:
+        views = spec.split(kv_cache)
+        if not spec.is_quantized or spec.has_inline_scales:
+            return _Keys(
+                views.key, views.value, key_scales=views.key_scale, value_scales=views.value_scale
+            )
+        return _Keys(
+            views.key, views.value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale)
+        )
+
+    def _attend(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        keys: _Keys,
+        metadata: CpuAttnMetadata,
+        plan: Plan,
+    ) -> None:
+        spec, batch, sight = self.spec, metadata.batch, self._sight
+        _call(
+            torch.ops.attn_cpu.attention,
+            query,
+            output,
+            lse,
+            keys.key,
+            keys.value,
+            batch.block_table,
+            batch.query_start_loc,
+            batch.key_lens,
+            batch.key_start_loc,
+            plan.pieces,
+            metadata.workspace.get(plan.workspace_bytes),
+            spec.scale,
+            spec.softcap,
+            *sight.window,
+            sight.chunk_size,
+            batch.is_causal,
+            batch.causal_per_request,
+            layer.sinks,
+            layer.alibi_slopes,
+            keys.k_scale,
+            keys.v_scale,
+            keys.key_scales,
+            keys.value_scales,
+            batch.ranges,
+            metadata.is_checked,
+            forced_level() if self.isa == BEST else self.isa,
+        )
+
+    def do_kv_cache_update(
+        self,
+        layer: AttentionLayer,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Write the step's keys and values; see `AttentionImpl.do_kv_cache_update`.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or its cache, or a slot is outside
+                the cache.
+            UnsupportedOptionError: the layer has no paged cache.
+        """
+        spec = self.spec.kv_cache_spec
+        if not isinstance(spec, AttentionSpec):
+            raise UnsupportedOptionError("this layer has no paged cache to write.")
+        self._checker.check_written_keys(key, value, _HOST)
+        self._checker.check_layer(layer, _HOST)
+        keys = self._views(layer, self._checker.check_cache(kv_cache, _HOST)[0], spec)
+        _call(
+            torch.ops.attn_cpu.write_kv,
+            key,
+            value,
+            keys.key,
+            keys.value,
+            slot_mapping,
+            keys.k_scale,
+            keys.v_scale,
+            keys.key_scales,
+            keys.value_scales,
+            True,
+        )
+
+
+def _call(op: Callable[..., None], *arguments: object) -> None:
+    """Call an op, whose refusals name argument, value and what is allowed.
+
+    Raises:
+        InvalidInputError: it refused.
+    """
+    try:
+        op(*arguments)
+    except RuntimeError as error:
+        words = str(error).partition("\n")[0]
+        if not words.startswith(_REFUSAL):
+            raise
+        raise InvalidInputError(words.removeprefix(_REFUSAL)) from error
