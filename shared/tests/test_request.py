@@ -153,7 +153,7 @@ def test_unknown_names_are_refused(field: str, value: object, message: str) -> N
 
 @pytest.mark.parametrize("version", [1, 5, "3", 3.0, True])
 def test_a_flash_attention_that_does_not_exist_is_refused(version: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="flash_attn_version=.* allowed: 2, 3 or 4"):
+    with pytest.raises(InvalidRequestError, match=r"flash_attn_version=.* allowed: 2, 3 or 4"):
         request(flash_attn_version=version)
 
 
