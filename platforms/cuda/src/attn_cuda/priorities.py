@@ -9,6 +9,23 @@ __all__ = ["PRIORITIES"]
 
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="FLASH_ATTN",
+        priority=PriorityBand.PERFORMANT,
+        families=frozenset({"hopper"}),
+        provenance="not measured on this hardware; first, because FlashAttention 3 is written for "
+        "it",
+    ),
+    Rank(
+        name="FLASH_ATTN",
+        priority=PriorityBand.PERFORMANT,
+        provenance="not measured on this hardware; kernels written for NVIDIA before portable ones",
+    ),
+    Rank(
+        name="FLASH_ATTN_DIFFKV",
+        priority=None,
+        provenance="FLASH_ATTN under another name, which serves the same layers",
+    ),
+    Rank(
         name="TRITON_ATTN",
         priority=PriorityBand.PERFORMANT - 50,
         provenance="not measured on this hardware; before the backends on torch alone because its "
