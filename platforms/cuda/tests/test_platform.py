@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from attn_cuda._vendor.nvml import DriverUnavailableError
 from attn_cuda.gpus import DriverReading, Gpu
 from attn_cuda.platform import CudaPlatform
+from attn_cuda.toolkit import Toolkit
 from attn_shared.device import DeviceCapability, DeviceFacts, Fp8Format, Vendor
 from attn_shared.errors import InvalidInputError
 from attn_shared.inventory import VendorStatus, assume_all, scan
@@ -184,8 +186,36 @@ def test_without_nvml_and_cuda_both_words_are_told(tmp_path: Path) -> None:
     assert reason == "no NVIDIA driver: install the driver; CUDA does not answer"
 
 
+def test_versions_of_driver_runtime_and_toolkit() -> None:
+    def found(environ: Mapping[str, str]) -> Toolkit:
+        return Toolkit(path=Path("/opt/cuda"), version=(12, 9), has_compiler=True)
+
+    here = CudaPlatform(
+        torch_build=CUDA_13, environ={}, read_driver=lambda: driver(H200), find_toolkit=found
+    )
+    assert here.versions() == {
+        "driver": "580.159.04",
+        "CUDA of the driver": "13.0",
+        "CUDA of torch": "13.0",
+        "CUDA toolkit": "12.9 in /opt/cuda",
+    }
+
+
+def test_versions_that_are_not_known_are_left_out() -> None:
+    here = CudaPlatform(
+        torch_build=CPU_BUILD,
+        environ={},
+        read_driver=lambda: unavailable("no driver"),
+        find_toolkit=lambda environ: None,
+    )
+    assert here.versions() == {}
+
+
 def test_capability_queries_ask_the_device() -> None:
-    here = platform(driver(H200))
+    here = platform(driver(replace(H200, compute_units=132)))
+    assert here.num_compute_units() == 132
+    assert here.device_memory_bytes() == 150_754_820_096
+    assert not here.is_fp8_fnuz()
     assert here.has_device_capability(8, 0)
     assert here.is_device_capability(9, 0)
     assert here.is_device_capability_family(9)
@@ -209,7 +239,13 @@ def test_dtypes(arch: str, major: int, minor: int, dtypes: tuple[torch.dtype, ..
 @pytest.mark.parametrize("phase", list(Phase))
 def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = platform().candidates(request(phase), simulated("sm_103", 10, 3))
-    assert [candidate.name for candidate in found] == ["TRITON_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"]
+    assert [candidate.name for candidate in found] == [
+        "FLASH_ATTN",
+        "TRITON_ATTN",
+        "TORCH_SDPA",
+        "FLEX_ATTENTION",
+        "FLASH_ATTN_DIFFKV",
+    ]
 
 
 def test_a_device_of_another_vendor_is_refused() -> None:
@@ -225,7 +261,7 @@ def test_vendor_libraries_are_looked_for_without_being_imported() -> None:
     names = [spec.name for spec in specs]
     assert names == [
         *("flash_attn", "flash_attn_3", "fa3_fwd", "flash_attn_4"),
-        *("flashinfer", "flash_mla", "triton"),
+        *("vllm_flash_attn_2", "vllm_flash_attn_3", "flashinfer", "flash_mla", "triton"),
     ]
     assert all(spec.install and spec.probe.startswith("attn_cuda._vendor.") for spec in specs)
     before = set(sys.modules)
@@ -321,10 +357,14 @@ def test_asking_leaves_a_fork_able_to_run_cuda_on_the_hardware() -> None:
     code = (
         "import os, torch\n"
         "from attn_cuda.platform import CudaPlatform\n"
-        "CudaPlatform().availability()\n"
+        "platform = CudaPlatform()\n"
+        "read = [device.uuid for device in platform.devices()]\n"
+        "versions = platform.versions()\n"
+        "assert read and versions and not torch.cuda.is_initialized()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    os._exit(0 if CudaPlatform().devices() and torch.ones(1).cuda().item() == 1 else 1)\n"
+        "    works = torch.ones(1).cuda().item() == 1\n"
+        "    os._exit(0 if works and [d.uuid for d in platform.devices()] == read else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -90,6 +90,10 @@ class Platform(ABC):
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find each library that the platform's backends can use."""
 
+    def versions(self) -> dict[str, str]:
+        """Return what is known of the versions beneath: driver, runtime, toolkit; by name."""
+        return {}
+
     @final
     def device(self, index: int = 0) -> DeviceFacts:
         """Return the facts of one visible device.

@@ -32,6 +32,12 @@ def test_each_platform_says_whether_it_is_here_and_why(attn: Any) -> None:
         assert bool(found["devices"]) == found["available"]
 
 
+def test_each_platform_says_what_lies_beneath(attn: Any) -> None:
+    platforms = DEFAULT_REGISTRY.platforms()
+    for found in attn.json("info")["platforms"]:
+        assert found["versions"] == platforms[found["name"]].versions()
+
+
 def test_the_cpu_is_always_there(attn: Any) -> None:
     cpu = platform_record(attn.json("info"), "cpu")
     assert cpu["available"]

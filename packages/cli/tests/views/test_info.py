@@ -26,6 +26,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "torch_device_type": "cuda",
         "available": True,
         "reason": "1 device",
+        "versions": {"driver": "580.159.04", "CUDA toolkit": "13.0 in /usr/local/cuda"},
         "devices": [device],
         "vendor_libraries": [ENTRY],
     }
@@ -79,3 +80,9 @@ def test_settings_are_shown() -> None:
     settings = {"backend": "X", "cache_dir": None, "checked": True, "notes": []}
     text = rendered(record(settings=settings))
     assert "ATTN_BACKEND: X ATTN_CACHE_DIR: not set ATTN_CHECKED: True" in text
+
+
+def test_the_versions_beneath_a_platform_are_shown() -> None:
+    text = rendered(record())
+    assert "driver 580.159.04" in text
+    assert "CUDA toolkit 13.0" in text

@@ -26,6 +26,7 @@ from attn_cuda._vendor.nvml import DriverUnavailableError, read_driver
 from attn_cuda.devices import Visible, facts_of, find_visible, torch_gpus
 from attn_cuda.gpus import DriverReading, Gpu
 from attn_cuda.priorities import PRIORITIES
+from attn_cuda.toolkit import Toolkit, find_toolkit
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.device_summary import summarize
 from attn_shared.inventory import VendorSpec
@@ -55,6 +56,7 @@ class CudaPlatform(Platform):
         ask_driver: asks the CUDA driver in a child process, given its environment.
         torch_gpus: the GPUs as torch counts them, or None while its runtime is not up.
         device_folder: where the driver's device nodes are.
+        find_toolkit: looks for the CUDA toolkit, given the environment.
     """
 
     name: ClassVar[str] = "cuda"
@@ -72,6 +74,7 @@ class CudaPlatform(Platform):
         ask_driver: Callable[[Mapping[str, str]], DriverReading] = ask_driver,
         torch_gpus: Callable[[], tuple[Gpu, ...] | None] = torch_gpus,
         device_folder: Path = Path("/dev"),
+        find_toolkit: Callable[[Mapping[str, str]], Toolkit | None] = find_toolkit,
     ) -> None:
         self._torch_build = torch_build or TorchBuild.current()
         self._environ = environ
@@ -79,6 +82,7 @@ class CudaPlatform(Platform):
         self._ask_driver = ask_driver
         self._torch_gpus = torch_gpus
         self._device_folder = device_folder
+        self._find_toolkit = find_toolkit
         self._seen: tuple[tuple[str | None, ...], Visible] | None = None
 
     def availability(self) -> Availability:
@@ -116,6 +120,22 @@ class CudaPlatform(Platform):
             *(vllm_flash_attn_3, flashinfer, flash_mla, triton),
         )
         return tuple(module.SPEC for module in modules)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the driver, of CUDA in driver and torch, and of the toolkit.
+
+        Neither the runtime nor a program is started; what is not known is left out.
+        """
+        reading = self._reading if isinstance(self._reading, DriverReading) else None
+        cuda = None if reading is None else reading.cuda_version
+        toolkit = self._find_toolkit(self._environ)
+        found = {
+            "driver": reading.driver_version if reading is not None else "",
+            "CUDA of the driver": "" if cuda is None else "{}.{}".format(*cuda),
+            "CUDA of torch": self._torch_build.cuda or "",
+            "CUDA toolkit": "" if toolkit is None else str(toolkit),
+        }
+        return {name: version for name, version in found.items() if version}
 
     def supported_dtypes(self, device: DeviceFacts) -> tuple[torch.dtype, ...]:
         """Return the compute dtypes; bfloat16 from capability 8.0 on, which has arithmetic for it.

@@ -143,6 +143,7 @@ def _platform_record(platform: Platform, inventory: Inventory) -> dict[str, Any]
         "torch_device_type": platform.torch_device_type,
         "available": availability.is_available,
         "reason": availability.reason,
+        "versions": platform.versions(),
         "devices": [device.to_dict() for device in platform.devices()],
         "vendor_libraries": [entry.to_dict() for entry in inventory.entries],
     }

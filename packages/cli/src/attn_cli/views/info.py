@@ -49,7 +49,9 @@ def _platform_row(platform: Record, record: Record) -> tuple[Text | str, ...]:
     is_here = platform["available"]
     status = status_text("available") if is_here else Text("unavailable", style="dim")
     reason = platform["reason"] + (" (current)" if is_current else "")
-    return (name, platform["distribution"], status, reason)
+    versions = [f"{name} {version}" for name, version in platform["versions"].items()]
+    words = "\n".join([reason, *([", ".join(versions)] if versions else [])])
+    return (name, platform["distribution"], status, words)
 
 
 def _device_rows(platform: Record) -> Iterator[tuple[str, Text]]:
