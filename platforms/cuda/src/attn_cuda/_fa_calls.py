@@ -216,6 +216,45 @@ def _flash_attn_3(load: Callable[[], Any]) -> Kernel:
     return bind
 
 
+def _flash_attn_3_at_best(spec: LayerSpec) -> Call:
+    """Bind the operator where it is to be seen, else the functions around it."""
+    operator = flash_attn_3.operator()
+    if operator is None:
+        return _flash_attn_3(flash_attn_3.interface)(spec)
+    return _flash_attn_3_operator(operator, spec)
+
+
+def _flash_attn_3_operator(operator: Callable[..., Any], spec: LayerSpec) -> Call:
+    fixed = _fixed(spec, unbounded=-1)
+    fixed["window_size_left"], fixed["window_size_right"] = fixed.pop("window_size")
+
+    def call(
+        query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
+    ) -> tuple[Tensor, Tensor | None]:
+        is_paged = step.block_table is not None
+        output, lse, *_ = operator(
+            q=query,
+            k=key,
+            v=value,
+            out=extras.out,
+            cu_seqlens_q=step.query_start_loc,
+            cu_seqlens_k=None if is_paged else step.key_start_loc,
+            seqused_k=step.key_lens,
+            max_seqlen_q=step.max_query_len,
+            max_seqlen_k=step.max_key_len,
+            page_table=step.block_table,
+            is_causal=step.causal,
+            scheduler_metadata=step.schedule,
+            num_splits=step.num_splits if is_paged else 1,
+            sinks=extras.sinks,
+            **_optional(extras),
+            **fixed,
+        )
+        return output, lse
+
+    return call
+
+
 def _vllm(version: int) -> Kernel:
     def bind(spec: LayerSpec) -> Call:
         function = vllm_flash_attn.interface().flash_attn_varlen_func
@@ -297,7 +336,7 @@ _INTERFACES: Mapping[str, Callable[[], Any]] = MappingProxyType(
 _KERNELS: Mapping[str, Kernel] = MappingProxyType(
     {
         "flash_attn": _flash_attn_2,
-        "flash_attn_3": _flash_attn_3(flash_attn_3.interface),
+        "flash_attn_3": _flash_attn_3_at_best,
         "fa3_fwd": _flash_attn_3(fa3_fwd.interface),
         "vllm_flash_attn_2": _vllm(2),
         "vllm_flash_attn_3": _vllm(3),

@@ -159,7 +159,7 @@ def _provider(library: _Library, entry: VendorEntry) -> Provider:
         library=library.name,
         version=library.version,
         release=entry.version,
-        writes_out=library.writes_out,
+        writes_out=library.writes_out or "fwd.out" in arguments,
         has_schedule=call is not None and f"{call}.scheduler_metadata" in arguments,
     )
 

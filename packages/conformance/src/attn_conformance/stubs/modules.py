@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 from attn_conformance.stubs.recorder import Recorder
 
-__all__ = ["Computed", "VendorStub", "stub_module", "stub_vendor"]
+__all__ = ["Computed", "Namespace", "VendorStub", "stub_module", "stub_vendor"]
 
 
 @runtime_checkable
@@ -24,6 +24,18 @@ class Computed(Protocol):
     def function(self, recorder: Recorder) -> Callable[..., Any]:
         """Return what stands for it; its calls go to the recorder."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Something that holds functions and is no module, such as a library's operators in torch."""
+
+    functions: Mapping[str, Computed]
+
+    def function(self, recorder: Recorder) -> Any:
+        """Return what stands for it; calls of its functions go to the recorder."""
+        made = {name: item.function(recorder) for name, item in self.functions.items()}
+        return SimpleNamespace(**made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class Roles:
         scale: None is 1 / sqrt(D).
         causal: a flag.
         window: (left, right, ...), negative or None for unbounded.
+        window_sides: instead of it, the two parameters that hold left and right.
         softcap: 0 is off.
         alibi: (Hq,) float32.
         sinks: (Hq,).
@@ -67,6 +68,7 @@ class Roles:
     scale: str = "softmax_scale"
     causal: str = "causal"
     window: str = "window_size"
+    window_sides: tuple[str, ...] = ()
     softcap: str = "softcap"
     alibi: str = ""
     sinks: str = ""
@@ -77,7 +79,8 @@ class Roles:
 
     def names(self) -> set[str]:
         """Return the parameters that have a role."""
-        return {getattr(self, item.name) for item in fields(self)} - {""}
+        names = {getattr(self, item.name) for item in fields(self) if item.name != "window_sides"}
+        return (names | set(self.window_sides)) - {""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +160,17 @@ class VarlenFunction:
             block_table=table,
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             is_causal=bool(self._get(arguments, "causal")),
-            window=_window(self._get(arguments, "window"), self._get(arguments, "max_key_len")),
+            window=self._window(arguments),
             softcap=self._get(arguments, "softcap") or None,
             alibi_slopes=self._slopes(arguments),
             sinks=self._get(arguments, "sinks"),
             descales=(descales[0], descales[1], descales[2]),
         )
+
+    def _window(self, arguments: Arguments) -> tuple[int | None, int | None]:
+        sides = [arguments[name] for name in self.roles.window_sides]
+        sizes = sides or self._get(arguments, "window")
+        return _window(sizes, self._get(arguments, "max_key_len"))
 
     def _queries(self, arguments: Arguments, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return the query as (T, Hq, D) and where each request begins."""

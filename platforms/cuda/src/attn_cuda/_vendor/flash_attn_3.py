@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
@@ -14,7 +18,7 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "describe", "interface", "probe"]
+__all__ = ["SPEC", "describe", "interface", "operator", "probe"]
 
 SPEC = VendorSpec(
     name="flash_attn_3",
@@ -25,6 +29,13 @@ SPEC = VendorSpec(
 )
 
 _OPTIONAL = ("sinks", "s_aux", "out", "page_table", "qv", "scheduler_metadata", "num_splits")
+
+_OPERATOR_ARGUMENTS = frozenset(
+    {"q", "k", "v", "out", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "sinks"}
+    | {"max_seqlen_q", "max_seqlen_k", "softmax_scale", "is_causal", "softcap", "num_splits"}
+    | {"window_size_left", "window_size_right", "scheduler_metadata"}
+    | {"q_descale", "k_descale", "v_descale"}
+)
 
 # FLASHATTENTION_DISABLE_PAGEDKV, FLASHATTENTION_ENABLE_VCOLMAJOR, with and without "_" inside
 _BUILD_FLAG = re.compile(r"FLASH_?ATTENTION_(DISABLE|ENABLE)_(\w+)")
@@ -39,13 +50,36 @@ def interface() -> ModuleType:
     return import_library("flash_attn_interface")
 
 
+def operator() -> Callable[..., Any] | None:
+    """Return the operator behind the library's Python functions, if it is as this was written for.
+
+    It takes an output and has no autograd around it, which saves the host most of a call's time.
+    """
+    found = getattr(getattr(interface(), "flash_attn_3_gpu", None), "fwd", None)
+    found = getattr(found, "default", found)
+    return found if set(_argument_names(found)) >= _OPERATOR_ARGUMENTS else None
+
+
+def _argument_names(found: Any) -> tuple[str, ...]:
+    """Return an operator's argument names from its schema; a function's from its signature."""
+    if found is None:
+        return ()
+    schema = getattr(found, "_schema", None)
+    if schema is not None:
+        return tuple(argument.name for argument in schema.arguments)
+    return tuple(inspect.signature(found).parameters)
+
+
 def probe() -> VendorBuild:
     """Import the library and read what it was built with.
 
     Raises:
         ImportError: with the loader's own words, or naming what is missing.
     """
-    return describe(SPEC, "flash_attn_interface", "flash_attn_config")
+    build = describe(SPEC, "flash_attn_interface", "flash_attn_config")
+    if operator() is None:
+        return build
+    return replace(build, optional_arguments=build.optional_arguments | {"fwd.out"})
 
 
 def describe(spec: VendorSpec, interface_name: str, config_name: str) -> VendorBuild:

@@ -19,8 +19,8 @@ from attn_cuda._fa_edges import (
     without_positive_infinity,
 )
 from attn_cuda._fa_metadata import CACHE_FREE, FlashAttnMetadata, FlashAttnMetadataBuilder
+from attn_cuda._fa_portable import portable_for
 from attn_cuda._fa_providers import LIBRARIES
-from attn_cuda._fa_writer import kv_writer
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
@@ -32,7 +32,6 @@ from attn_shared.errors import (
     own_words,
 )
 from attn_shared.kv_cache import AttentionSpec
-from attn_shared.merge import merge_attn_states
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 
@@ -125,7 +124,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._checker = CallChecker(spec)
         self._call = kernel_for(self.provider, spec)
-        self._write, self._writer_name = kv_writer(loaded.device)
+        self._portable = portable_for(loaded.device)
         self._sinks = Sinks(self.provider)
         cache = spec.kv_cache_spec
         self._is_fp8 = isinstance(cache, AttentionSpec) and cache.is_quantized
@@ -133,7 +132,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
 
     def __repr__(self) -> str:
         """Read as what runs, and who writes the cache."""
-        return f"FlashAttnImpl({self.provider}, cache written by {self._writer_name})"
+        return f"FlashAttnImpl({self.provider}, cache written by {self._portable.name})"
 
     def forward(
         self,
@@ -262,7 +261,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         second, second_lse = self._attend(layer, rows, keys, metadata.step, None, True)
         if first_lse is None or second_lse is None:
             raise InvalidInputError.for_argument("LSE", None, "one of each part")
-        merged, merged_lse = merge_attn_states(first, first_lse, second, second_lse)
+        merged, merged_lse = self._portable.merge(first, first_lse, second, second_lse)
         if lse is not None:
             lse[:, : len(rows)].copy_(merged_lse)
         return self._delivered(merged, query, output)
@@ -303,7 +302,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
                 raise InvalidInputError.for_argument(
                     f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
                 )
-        self._write(
+        self._portable.write_kv(
             kv_cache,
             spec,
             key,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from attn_conformance.stubs.checks import Limits, refuse_unless
-from attn_conformance.stubs.modules import VendorStub
+from attn_conformance.stubs.modules import Namespace, VendorStub
 from attn_conformance.stubs.opaque import OpaqueFunction
 from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.varlen import Roles, VarlenFunction
 
-__all__ = ["FLASH_ATTN_3"]
+__all__ = ["FLASH_ATTN_3", "FLASH_ATTN_3_PYTHON"]
 
 _TUNING = frozenset({"deterministic", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata"})
 
@@ -103,6 +103,41 @@ _WITH_KVCACHE = VarlenFunction(
     with_lse=("output", "lse", "none", "none"),
 )
 
+_OPERATOR = VarlenFunction(
+    signature=VendorSignature(
+        name="fwd",
+        parameters=(
+            "q, k, v, k_new=None, v_new=None, q_v=None, out=None, cu_seqlens_q=None, "
+            "cu_seqlens_k=None, cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, "
+            "max_seqlen_q=None, max_seqlen_k=None, page_table=None, kv_batch_idx=None, "
+            "leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None, "
+            "q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, "
+            "is_causal=False, window_size_left=-1, window_size_right=-1, attention_chunk=0, "
+            "softcap=0.0, is_rotary_interleaved=False, scheduler_metadata=None, num_splits=0, "
+            "pack_gqa=None, sm_margin=0, sinks=None"
+        ),
+        returns="out, LSE and two accumulators",
+    ),
+    roles=Roles(
+        out="out",
+        key_starts="cu_seqlens_k",
+        key_lens="seqused_k",
+        table="page_table",
+        max_key_len="max_seqlen_k",
+        causal="is_causal",
+        window="",
+        window_sides=("window_size_left", "window_size_right"),
+        sinks="sinks",
+        query_descale="q_descale",
+        key_descale="k_descale",
+        value_descale="v_descale",
+    ),
+    limits=_LIMITS,
+    tuning=_TUNING,
+    plain=("output", "lse", "none", "none"),
+    rules=(_no_softcap, _bounded_queries, _sinks_of_bfloat16, _equal_widths),
+)
+
 _SCHEDULER_METADATA = OpaqueFunction(
     signature=VendorSignature(
         name="get_scheduler_metadata",
@@ -129,16 +164,29 @@ _FLAGS = {
     "FLASH_ATTENTION_DISABLE_HDIMDIFF192": True,
 }
 
+_INTERFACE = {
+    "flash_attn_varlen_func": _VARLEN,
+    "flash_attn_with_kvcache": _WITH_KVCACHE,
+    "get_scheduler_metadata": _SCHEDULER_METADATA,
+}
+_CONFIG = {"CONFIG": {"build_flags": _FLAGS}}
+
 FLASH_ATTN_3 = VendorStub(
     distribution="tokenspeed-fa3",
     version="3.0.0.post20260810",
     modules={
         "flash_attn_interface": {
-            "flash_attn_varlen_func": _VARLEN,
-            "flash_attn_with_kvcache": _WITH_KVCACHE,
-            "get_scheduler_metadata": _SCHEDULER_METADATA,
+            **_INTERFACE,
+            "flash_attn_3_gpu": Namespace(functions={"fwd": _OPERATOR}),
         },
-        "flash_attn_config": {"CONFIG": {"build_flags": _FLAGS}},
+        "flash_attn_config": _CONFIG,
     },
 )
 """tokenspeed-fa3: paged keys through flash_attn_with_kvcache, pages of any size, sinks, fp8."""
+
+FLASH_ATTN_3_PYTHON = VendorStub(
+    distribution="flash-attn-3",
+    version="3.0.0",
+    modules={"flash_attn_interface": _INTERFACE, "flash_attn_config": _CONFIG},
+)
+"""The same Python functions where the operator behind them is not to be seen."""
