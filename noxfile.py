@@ -121,6 +121,8 @@ def triton(session: nox.Session) -> None:
     install(session, *closure(["attn-triton", "attn-conformance", *platforms]))
     link_layers(session, tools_layer(session), torch_layer(session), triton_layer(session))
     run_pytest(session, tests_of("attn-triton"), TRITON_INTERPRET="1")
+    if not session.posargs:
+        session.run("python", "ci/compile_triton.py", "--check")
 
 
 @nox.session

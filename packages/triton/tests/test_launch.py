@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from attn_triton import launch
-from attn_triton.launch import Handle, Launcher, vector_width
+from attn_triton.launch import AlignedLaunch, Handle, Launcher, vector_width
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,9 @@ class Recorder:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The kernel that every compilation gives, on device 0 whose current stream is 77."""
     recorder = Recorder()
-    monkeypatch.setattr(launch, "_runtime", lambda: (lambda index: 77 + index, lambda: None))
-    monkeypatch.setattr(
-        Launcher, "_compile", lambda self, args, index: Handle(recorder, 2, index or 0)
-    )
+    monkeypatch.setattr(launch, "_runtime", lambda: (lambda index: 77, lambda: None))
+    monkeypatch.setattr(launch, "_made_current", lambda device: nullcontext())
+    monkeypatch.setattr(Launcher, "_compile", lambda self, args, index: Handle(recorder, 2, index))
     monkeypatch.setattr(Launcher, "__init__", _init_without_triton)
     return recorder
 
@@ -95,6 +95,18 @@ def test_what_takes_another_handle(
     launcher((1, 1, 1), *other)
     assert handles_of(launcher) == 1 + is_other
     assert len(compiled.launches) == 2
+
+
+def test_aligned_calls_find_their_handle_and_others_the_launcher(compiled: Recorder) -> None:
+    launcher = Launcher()
+    launch_aligned = AlignedLaunch(launcher)
+    memory = torch.empty(64)
+    for first in (memory, memory[4:], memory[1:], memory[8:]):
+        launch_aligned((1, 1, 1), (first, memory), (5,))
+    assert handles_of(launcher) == 2
+    given = [launched[9:12] for launched in compiled.launches]
+    base = memory.data_ptr()
+    assert given == [(base + offset, base, 5) for offset in (0, 16, 4, 32)]
 
 
 def test_needs_a_tensor(compiled: Recorder) -> None:

@@ -14,7 +14,7 @@ import torch
 from attn_shared.dtypes import KVQuantMode
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import check_write
-from attn_triton.launch import Launcher, vector_width
+from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
 __all__ = ["write_kv"]
 
@@ -32,7 +32,7 @@ _Scale = float | torch.Tensor
 class _Plan:
     """A launch for all calls whose tensors differ in addresses and numbers of tokens alone."""
 
-    launcher: Launcher
+    launch: AlignedLaunch
     strides: tuple[int, ...]
     num_heads: int
     rows: int
@@ -72,33 +72,28 @@ def write_kv(
         InvalidInputError: a shape, dtype, device or scale does not fit.
         UnsupportedOptionError: a format that has no one way of being written.
     """
+    key_shape, value_shape = key.shape, value.shape
     facts = (
-        spec,
-        kv_cache.shape,
-        kv_cache.stride(),
-        kv_cache.device,
+        *(spec, kv_cache.shape, kv_cache.stride(), kv_cache.device),
         kv_cache.storage_offset() & 3,  # scales beside entries need a multiple of 4
-        *(_facts(key), _facts(value), slot_mapping.dtype, slot_mapping.stride()),
+        *(key_shape[1:], key.stride(), key.dtype, key.device),
+        *(value_shape[1:], value.stride(), value.dtype, value.device),
+        *(slot_mapping.dtype, slot_mapping.stride(), slot_mapping.device),
         *(_scale_facts(k_scale), _scale_facts(v_scale)),
     )
-    num_tokens = len(slot_mapping)
+    num_tokens = slot_mapping.numel()
     plan = _PLANS.get(facts)
-    if plan is None or key.shape[0] < num_tokens or value.shape[0] < num_tokens:
+    if plan is None or key_shape[0] < num_tokens or value_shape[0] < num_tokens:
         check_write(kv_cache, spec, key, value, slot_mapping, k_scale=k_scale, v_scale=v_scale)
         plan = _remember(facts, _plan(kv_cache, spec, key, value, slot_mapping, k_scale, v_scale))
     if kv_cache.dtype is not plan.cache_dtype:
         kv_cache = kv_cache.view(plan.cache_dtype)
     num_rows = num_tokens * plan.num_heads
-    plan.launcher(
+    plan.launch(
         (-(-num_rows // plan.rows), 1, 1),
-        *(key, value, kv_cache, slot_mapping),
-        *(_near(k_scale, kv_cache), _near(v_scale, kv_cache), num_rows),
-        *plan.strides,
+        (key, value, kv_cache, slot_mapping),
+        (_near(k_scale, kv_cache), _near(v_scale, kv_cache), num_rows, *plan.strides),
     )
-
-
-def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape[1:], tensor.stride(), tensor.dtype, tensor.device
 
 
 def _scale_facts(scale: _Scale) -> tuple[object, ...]:
@@ -106,7 +101,8 @@ def _scale_facts(scale: _Scale) -> tuple[object, ...]:
     if not isinstance(scale, torch.Tensor):
         return scale == 1, 0 < scale < math.inf
     is_one = scale.device.type != "cpu" or bool((scale == 1).all())
-    return is_one, scale.shape, scale.dtype, scale.device
+    alignment = scale.data_ptr() & 15
+    return is_one, scale.shape, scale.stride(), scale.dtype, scale.device, alignment
 
 
 def _near(scale: _Scale, kv_cache: torch.Tensor) -> _Scale:
@@ -159,7 +155,7 @@ def _plan(
         "V_SCALE": _scale_kind(v_scale),
     }
     return _Plan(
-        launcher=_launcher(tuple(constants.items())),
+        launch=AlignedLaunch(_launcher(tuple(constants.items()))),
         strides=(
             *slot_mapping.stride(),
             *key_strides,

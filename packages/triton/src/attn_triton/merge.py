@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_shared.merge import check_merge
-from attn_triton.launch import Launcher, vector_width
+from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
 __all__ = ["merge_attn_states"]
 
@@ -25,7 +25,7 @@ _MOST_PLANS = 1024
 class _Plan:
     """A launch for all calls whose tensors differ in addresses and numbers of tokens alone."""
 
-    launcher: Launcher
+    launch: AlignedLaunch
     strides: tuple[int, ...]
     rows: int
 
@@ -82,10 +82,10 @@ def merge_attn_states(
             _PLANS.clear()
         plan = _PLANS[facts] = _plan((*outputs, output), (*lses, output_lse))
     num_rows = output_a.shape[0] * output_a.shape[1]
-    plan.launcher(
+    plan.launch(
         (-(-num_rows // plan.rows), 1, 1),
-        *(output_a, lse_a, output_b, lse_b, output, output_lse, num_rows),
-        *plan.strides,
+        (output_a, lse_a, output_b, lse_b, output, output_lse),
+        (num_rows, *plan.strides),
     )
     return output, output_lse
 
@@ -133,7 +133,7 @@ def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
         "IS_DOUBLE": torch.float64 in (outputs[0].dtype, lses[0].dtype),
     }
     return _Plan(
-        launcher=_launcher(tuple(constants.items())),
+        launch=AlignedLaunch(_launcher(tuple(constants.items()))),
         strides=(
             *(stride // vector for stride in strides),
             *(stride for lse in lses for stride in lse.stride()),
