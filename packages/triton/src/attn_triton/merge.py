@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from itertools import chain, combinations, product
 
 import torch
 from torch import Tensor
@@ -23,11 +22,43 @@ _MOST_PLANS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A launch for all calls whose tensors differ in addresses and numbers of tokens alone."""
+    """A launch for all calls whose tensors differ in their addresses alone.
+
+    `output_bytes` and `lse_bytes` are from a tensor's first byte to past its last: of two sides and
+    of what is written.
+    """
 
     launch: AlignedLaunch
-    strides: tuple[int, ...]
-    rows: int
+    grid: tuple[int, int, int]
+    rest: tuple[int, ...]
+    output_bytes: tuple[int, int, int]
+    lse_bytes: tuple[int, int, int]
+
+    def may_alias(
+        self,
+        output_a: Tensor,
+        output_b: Tensor,
+        lse_a: Tensor,
+        lse_b: Tensor,
+        output: Tensor | None,
+        output_lse: Tensor | None,
+    ) -> bool:
+        """Return whether a target's range of addresses meets another tensor's; seldom so."""
+        read = [
+            (output_a.data_ptr(), self.output_bytes[0]),
+            (output_b.data_ptr(), self.output_bytes[1]),
+            (lse_a.data_ptr(), self.lse_bytes[0]),
+            (lse_b.data_ptr(), self.lse_bytes[1]),
+        ]
+        if output is not None:
+            start, size = output.data_ptr(), self.output_bytes[2]
+            if any(start < other + length and other < start + size for other, length in read):
+                return True
+            read.append((start, size))
+        if output_lse is None:
+            return False
+        start, size = output_lse.data_ptr(), self.lse_bytes[2]
+        return any(start < other + length and other < start + size for other, length in read)
 
 
 _PLANS: dict[tuple[object, ...], _Plan] = {}
@@ -67,11 +98,9 @@ def merge_attn_states(
             +inf.
     """
     outputs, lses = (output_a, output_b), (lse_a, lse_b)
-    given = (*outputs, *lses)
-    targets = tuple(target for target in (output, output_lse) if target is not None)
-    facts = (tuple(map(_facts, given)), _facts(output), _facts(output_lse))
+    facts = (*map(_facts, (output_a, lse_a, output_b, lse_b, output, output_lse)),)
     plan = _PLANS.get(facts)
-    if plan is None or checked or _may_overlap(targets, given):
+    if plan is None or checked or plan.may_alias(*outputs, *lses, output, output_lse):
         check_merge(outputs, lses, output=output, output_lse=output_lse, checked=checked)
     if output is None:
         output = torch.empty_like(output_a, memory_format=torch.contiguous_format)
@@ -81,11 +110,10 @@ def merge_attn_states(
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[facts] = _plan((*outputs, output), (*lses, output_lse))
-    num_rows = output_a.shape[0] * output_a.shape[1]
     plan.launch(
-        (-(-num_rows // plan.rows), 1, 1),
+        plan.grid,
         (output_a, lse_a, output_b, lse_b, output, output_lse),
-        (num_rows, *plan.strides),
+        plan.rest,
     )
     return output, output_lse
 
@@ -97,20 +125,10 @@ def _facts(tensor: Tensor | None) -> tuple[object, ...] | None:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _may_overlap(targets: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> bool:
-    """Return whether a target's range of addresses meets another tensor's: cheap, and seldom so."""
-    written = [_extent(tensor) for tensor in targets]
-    read = [_extent(tensor) for tensor in given]
-    pairs = chain(product(written, read), combinations(written, 2))
-    return any(a[0] < b[1] and b[0] < a[1] for a, b in pairs)
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's first byte, and that past its last."""
-    address = tensor.data_ptr()
+def _span_bytes(tensor: Tensor) -> int:
+    """Return how far it is from a tensor's first byte to past its last."""
     spans = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in spans)
-    return address, address + (last + 1) * tensor.element_size()
+    return (1 + sum((size - 1) * stride for size, stride in spans)) * tensor.element_size()
 
 
 def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
@@ -132,13 +150,19 @@ def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
         "MERGED_STEP": steps[2],
         "IS_DOUBLE": torch.float64 in (outputs[0].dtype, lses[0].dtype),
     }
+    num_rows = outputs[0].shape[0] * num_heads
+    first, second, merged = map(_span_bytes, outputs)
+    first_lse, second_lse, merged_lse = map(_span_bytes, lses)
     return _Plan(
         launch=AlignedLaunch(_launcher(tuple(constants.items()))),
-        strides=(
+        grid=(-(-num_rows // rows), 1, 1),
+        rest=(
+            num_rows,
             *(stride // vector for stride in strides),
             *(stride for lse in lses for stride in lse.stride()),
         ),
-        rows=rows,
+        output_bytes=(first, second, merged),
+        lse_bytes=(first_lse, second_lse, merged_lse),
     )
 
 
