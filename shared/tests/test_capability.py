@@ -88,6 +88,11 @@ def test_a_request_within_all_limits_has_no_reason() -> None:
         ({}, {"batch_invariant": True}, "batch_invariance=True (allowed: False)"),
         ({}, {"dcp_size": 2}, "dcp=2 (allowed: 1)"),
         ({}, {"pcp_size": 4}, "pcp=4 (allowed: 1)"),
+        (
+            {"dcp": Support.YES},
+            {"dcp_size": 2},
+            "dcp_lse=False (allowed: a backend that returns its LSE, with dcp_size=2)",
+        ),
     ],
 )
 def test_each_limit_says_value_and_what_is_allowed(
@@ -143,7 +148,8 @@ def test_a_new_feature_is_unsupported_until_it_is_declared() -> None:
 @pytest.mark.parametrize("field", FEATURES)
 def test_a_declared_feature_is_served(field: str) -> None:
     asked = request(**FEATURES[field])
-    needed = {field, "window", "non_causal"} if field == "two_sided_window" else {field}
+    also = {"two_sided_window": {"window", "non_causal"}, "dcp": {"lse"}}
+    needed = {field} | also.get(field, set())
     assert reasons(capability(), asked) != []
     for support in (Support.YES, Support.SLOW):
         assert reasons(capability(**dict.fromkeys(needed, support)), asked) == []

@@ -140,9 +140,8 @@ SHARES = torch.tensor([17, 17], dtype=torch.int32)
         ({"causal": False}, "non_causal=True"),
         ({"causal": FLAGS, "causal_cpu": FLAGS}, "per_request_causal=True"),
         ({"mm_prefix_ranges": {1: [(0, 3)]}}, "mm_prefix=True"),
-        ({"dcp_local_seq_lens": SHARES}, "dcp=2"),
     ],
-    ids=["non_causal", "per_request_causal", "mm_prefix", "dcp"],
+    ids=["non_causal", "per_request_causal", "mm_prefix"],
 )
 def test_what_a_batch_asks_and_the_capability_does_not_name(options, words):
     batch = _batch().with_fields(**options)
@@ -156,9 +155,14 @@ def test_what_a_batch_asks_and_the_capability_does_not_name(options, words):
         non_causal=Support.YES,
         per_request_causal=Support.YES,
         mm_prefix=Support.YES,
-        dcp=Support.YES,
     )
     require_batch_served("WIDE", served, _layer(REQUEST), batch)
+
+
+def test_a_builder_is_given_no_shares_of_sequences():
+    batch = _batch().with_fields(dcp_local_seq_lens=SHARES)
+    with pytest.raises(MetadataError, match="dcp_local_seq_lens is given; allowed: None for a"):
+        require_batch_served("NARROW", replace(NARROW, dcp=Support.YES), _layer(REQUEST), batch)
 
 
 def test_a_rule_sees_the_batch_and_the_layer_together():

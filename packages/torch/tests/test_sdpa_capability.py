@@ -30,13 +30,15 @@ SERVED = [
     {"chunk_size": 64, "use_mm_prefix": True, "use_kv_connector": True},
     {"non_causal": True, "window": (5, 5), "batch_invariant": True},
     {"per_request_causal": True},
+    {"dcp_size": 4, "window": (5, 0), "has_sinks": True},
+    {"pcp_size": 2, "window": (5, 0), "chunk_size": 64},
 ]
 
 REFUSED = [
     ({"head_size": 577}, "head_size"),
     ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
-    ({"dcp_size": 2}, "dcp"),
-    ({"pcp_size": 2}, "pcp"),
+    ({"dcp_size": 2, "chunk_size": 64}, "dcp_chunked_local"),
+    ({"pcp_size": 2, "use_mm_prefix": True}, "pcp_mm_prefix"),
     ({"use_sparse": True}, "sparse"),
     ({"num_kv_heads": 1, "head_size": 576, "mla": MLADims()}, "mla"),
     ({"chunk_size": 4, "non_causal": True}, "chunked_local_causal"),
@@ -94,11 +96,11 @@ def test_what_selection_admits_can_be_built(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"head_size": 577}, {"dcp_size": 2}, {"pcp_size": 2}],
+    [{"head_size": 577}, {"chunk_size": 64, "dcp_size": 2}],
     ids=str,
 )
 def test_what_selection_refuses_cannot_be_built(options):
-    (name,) = options
+    *_, name = options
     with pytest.raises(UnsupportedOptionError, match=f"TORCH_SDPA.*{name.removesuffix('_size')}"):
         TorchSDPAImpl(_layer(PLAIN.with_options(**options)))
 

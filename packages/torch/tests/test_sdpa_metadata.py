@@ -61,8 +61,8 @@ def test_a_cache_of_another_block_size_is_refused():
 
 
 def test_a_layer_that_is_not_served_is_refused():
-    with pytest.raises(UnsupportedOptionError, match="dcp=2"):
-        _builder(replace(BATCH, spec=replace(BATCH.spec, dcp_size=2)))
+    with pytest.raises(UnsupportedOptionError, match="dcp_chunked_local=4"):
+        _builder(replace(BATCH, spec=replace(BATCH.spec, dcp_size=2, chunk_size=4)))
 
 
 def test_graphs_are_never_captured():

@@ -18,6 +18,7 @@ from attn_shared.errors import (
     UnknownNameError,
 )
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
@@ -30,6 +31,7 @@ __all__ = [
     "check_options",
     "check_places",
     "device_of",
+    "group_sizes",
     "per_head",
     "policy_of",
 ]
@@ -106,6 +108,32 @@ def check_config(config: object) -> BuildConfig:
     if not isinstance(config, BuildConfig):
         raise InvalidRequestError.for_field("config", config, "a BuildConfig, or None")
     return config
+
+
+def group_sizes(
+    place: object, options: Mapping[str, object]
+) -> tuple[ContextParallel, dict[str, int]]:
+    """Return the layer's place among ranks, and the sizes of its groups as fields of a request.
+
+    Raises:
+        InvalidRequestError: it is no `ContextParallel`, or a size is named that no group has.
+    """
+    if place is None:
+        place = ContextParallel()
+    if not isinstance(place, ContextParallel):
+        raise InvalidRequestError.for_field(
+            "context_parallel", place, "a ContextParallel, or None for whole sequences"
+        )
+    sizes = {"dcp_size": place.dcp_size, "pcp_size": place.pcp_size}
+    for name, size in sizes.items():
+        if options.get(name, size) != size:
+            raise InvalidRequestError.for_field(
+                name,
+                options[name],
+                f"{size}, the size of the group in context_parallel",
+                hint="pass context_parallel=ContextParallel(...) with the process group.",
+            )
+    return place, sizes
 
 
 def per_head(name: str, values: object, num_heads: int, device: torch.device) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attn_shared._dcp_rules import Objection, dcp_objections, pcp_objections
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout, dtype_name
 from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet, describe_multiples
@@ -162,7 +163,9 @@ class Capability:
         per_head_quant_scales: scales of a quantised cache per head.
         lse: the logarithm of the softmax's denominator is returned.
         flash_attn_version: a generation of FlashAttention may be named.
-        dcp, pcp: the cache at decode, the tokens at prefill may be sharded over ranks.
+        dcp: the cache may be sharded over ranks: the backend attends to a rank's own keys as to
+            any others, and `Attention` combines the ranks by their LSE.
+        pcp: the step's tokens may be split over ranks: each attends for its own.
         reads_fresh_kv: the step's new tokens are read unquantised.
         fp8_products: with an fp8 cache query and P are rounded to its dtype as well, by `q_scale`;
             the yardstick of accuracy then rounds alike.
@@ -223,6 +226,9 @@ class Capability:
             _check_member("attn_type", str(request.attn_type), map(str, self.attn_types)),
             self._check_phase(request),
             *(self._check_feature(request, feature) for feature in _FEATURES),
+            self._check_shard_lse(request),
+            *map(_reason, dcp_objections(request)),
+            *map(_reason, pcp_objections(request)),
             *(rule.check(request, device) for rule in self.rules),
         )
         return tuple(reason for reason in found if reason is not None)
@@ -326,6 +332,13 @@ class Capability:
             return None
         return Reason(code=feature.code, value=str(feature.value(request)), allowed=feature.neutral)
 
+    def _check_shard_lse(self, request: AttentionRequest) -> Reason | None:
+        """Ranks that share a sequence combine their partial results by the LSE."""
+        if request.dcp_size == 1 or self.dcp is Support.NO or self.lse is not Support.NO:
+            return None
+        allowed = f"a backend that returns its LSE, with dcp_size={request.dcp_size}"
+        return Reason(code="dcp_lse", value="False", allowed=allowed)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-safe values of what a reader may ask; rules by name."""
         return {
@@ -347,6 +360,10 @@ class Capability:
             },
             "rules": [rule.name for rule in self.rules],
         }
+
+
+def _reason(objection: Objection) -> Reason:
+    return Reason(code=objection.code, value=objection.value, allowed=objection.allowed)
 
 
 def _check_member(code: str, value: str, allowed: Iterable[str]) -> Reason | None:

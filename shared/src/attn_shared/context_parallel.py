@@ -45,6 +45,7 @@ __all__ = [
     "local_seq_lens",
     "local_slot_mapping",
     "owner_of",
+    "single_collective",
 ]
 
 COMBINES = ("ag_rs", "a2a")
@@ -157,13 +158,19 @@ def local_slot_mapping(
     _check_place(world_size, rank, interleave)
     request, position = token_positions(query_start_loc, seq_lens)
     local = local_index(position.clamp_min(0), world_size, interleave)
-    slot = block_table[request, local // block_size].long() * block_size + local % block_size
+    # Another rank's token may have its place past the end of this rank's row.
+    column = (local // block_size).clamp_max(block_table.shape[1] - 1)
+    slot = block_table[request, column].long() * block_size + local % block_size
     is_own = (position >= 0) & (owner_of(position, world_size, interleave) == rank)
     return torch.where(is_own, slot, PAD_SLOT_ID)
 
 
 def combine_shards(
-    outputs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], *, lse_base_on_e: bool = True
+    outputs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    *,
+    lse_base_on_e: bool | Sequence[bool] = True,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine the partial results of all ranks, held by one process.
 
@@ -172,19 +179,33 @@ def combine_shards(
     Args:
         outputs: each (T, H, D).
         lses: each (H, T) float32.
-        lse_base_on_e: the LSEs are natural logarithms (False: log2).
+        lse_base_on_e: the LSEs are natural logarithms (False: log2); one claim for all, or one of
+            each shard, which must then be the same.
+        sinks: (H,) float32, one extra logit per head that enters the denominator once.
 
     Returns:
         Output (T, H, D) and natural-log LSE (H, T).
 
     Raises:
-        InvalidInputError: shapes or dtypes differ.
+        InvalidInputError: shapes, dtypes or bases differ.
     """
-    return merge_many(outputs, [_without_empties(lse, lse_base_on_e) for lse in lses])
+    base_on_e = _one_base(lse_base_on_e)
+    naturals = [_without_empties(lse, base_on_e) for lse in lses]
+    if sinks is None or not outputs:
+        return merge_many(outputs, naturals)
+    _check_sinks(sinks, outputs[0].shape[1])
+    # A shard of one key with the sink's logit and a value of zero.
+    sink_lse = sinks.unsqueeze(1).expand_as(naturals[0])
+    return merge_many([*outputs, torch.zeros_like(outputs[0])], [*naturals, sink_lse])
 
 
 def cp_lse_ag_out_rs(
-    output: torch.Tensor, lse: torch.Tensor, group: ProcessGroup, *, lse_base_on_e: bool = True
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    group: ProcessGroup,
+    *,
+    lse_base_on_e: bool = True,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine over a group: all-gather the LSEs, scale, reduce-scatter the outputs over heads.
 
@@ -192,7 +213,8 @@ def cp_lse_ag_out_rs(
         output: (T, H, D), this rank's partial result for all H heads; the same T on all ranks.
         lse: (H, T) float32.
         group: the ranks that share the sequences.
-        lse_base_on_e: the LSE is a natural logarithm (False: log2).
+        lse_base_on_e: the LSE is a natural logarithm (False: log2), on all ranks.
+        sinks: (H,) float32, of all heads: one extra logit per head, on no shard's account yet.
 
     Returns:
         Output (T, H / W, D) and natural-log LSE (H / W, T) of this rank's heads, those that start
@@ -204,25 +226,34 @@ def cp_lse_ag_out_rs(
     """
     world_size = dist.get_world_size(group)
     num_heads = _check_shard(output, lse, world_size)
+    if sinks is not None:
+        _check_sinks(sinks, output.shape[1])
     if output.shape[0] == 0:
         return output[:, :num_heads], lse[:num_heads]
     own = _without_empties(lse, lse_base_on_e)
     gathered = own.new_empty((world_size * own.shape[0], own.shape[1]))
-    _collective("all_gather_single", "all_gather_into_tensor")(gathered, own, group=group)
+    single_collective("all_gather_single", "all_gather_into_tensor")(gathered, own, group=group)
     total = gathered.view(world_size, *own.shape).logsumexp(0)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.unsqueeze(1))
     is_empty = own == -math.inf
     weight = torch.where(is_empty, 0.0, (own - total).exp()).unsqueeze(-1)
     share = output.transpose(0, 1).float() * weight
     share = torch.where(is_empty.unsqueeze(-1), 0.0, share).contiguous()
     merged = share.new_empty((num_heads, *share.shape[1:]))
-    _collective("reduce_scatter_single", "reduce_scatter_tensor")(merged, share, group=group)
+    single_collective("reduce_scatter_single", "reduce_scatter_tensor")(merged, share, group=group)
     first = dist.get_rank(group) * num_heads
     heads = slice(first, first + num_heads)
     return merged.transpose(0, 1).to(output.dtype).contiguous(), total[heads]
 
 
 def dcp_a2a_lse_reduce(
-    output: torch.Tensor, lse: torch.Tensor, group: ProcessGroup, *, lse_base_on_e: bool = True
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    group: ProcessGroup,
+    *,
+    lse_base_on_e: bool = True,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine over a group: one all-to-all of outputs and LSEs by heads, then a local sum.
 
@@ -232,7 +263,8 @@ def dcp_a2a_lse_reduce(
         output: as in `cp_lse_ag_out_rs`.
         lse: (H, T) float32.
         group: the ranks that share the sequences.
-        lse_base_on_e: the LSE is a natural logarithm (False: log2).
+        lse_base_on_e: the LSE is a natural logarithm (False: log2), on all ranks.
+        sinks: (H,) float32, of all heads.
 
     Returns:
         As `cp_lse_ag_out_rs`.
@@ -242,6 +274,10 @@ def dcp_a2a_lse_reduce(
     """
     world_size = dist.get_world_size(group)
     num_heads = _check_shard(output, lse, world_size)
+    if sinks is not None:
+        _check_sinks(sinks, output.shape[1])
+        first = dist.get_rank(group) * num_heads
+        sinks = sinks[first : first + num_heads]
     num_tokens, _, width = output.shape
     if num_tokens == 0:
         return output[:, :num_heads], lse[:num_heads]
@@ -252,8 +288,31 @@ def dcp_a2a_lse_reduce(
     shards = received.view(world_size, num_heads, num_tokens, -1)
     outputs = [shard[..., :width].transpose(0, 1) for shard in shards]
     lses = [shard[..., width:].contiguous().view(torch.float32).squeeze(-1) for shard in shards]
-    merged, total = combine_shards(outputs, lses, lse_base_on_e=lse_base_on_e)
+    merged, total = combine_shards(outputs, lses, lse_base_on_e=lse_base_on_e, sinks=sinks)
     return merged.contiguous(), total
+
+
+def _one_base(lse_base_on_e: bool | Sequence[bool]) -> bool:
+    """Return the claim that all shards make of their LSE."""
+    if isinstance(lse_base_on_e, bool):
+        return lse_base_on_e
+    bases = {bool(base) for base in lse_base_on_e}
+    if len(bases) != 1:
+        raise InvalidInputError.for_argument(
+            "lse_base_on_e",
+            list(lse_base_on_e),
+            "the same for all shards",
+            hint="convert each shard by merge.to_natural first: a sum of powers of 2 and of e is "
+            "no denominator.",
+        )
+    return bases.pop()
+
+
+def _check_sinks(sinks: torch.Tensor, num_heads: int) -> None:
+    if tuple(sinks.shape) != (num_heads,) or sinks.dtype != torch.float32:
+        raise InvalidInputError.for_argument(
+            "sinks", f"{sinks.dtype} {tuple(sinks.shape)}", f"torch.float32 ({num_heads},)"
+        )
 
 
 def _without_empties(lse: torch.Tensor, lse_base_on_e: bool) -> torch.Tensor:
@@ -262,7 +321,7 @@ def _without_empties(lse: torch.Tensor, lse_base_on_e: bool) -> torch.Tensor:
     return natural.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf).contiguous()
 
 
-def _collective(name: str, older_name: str) -> Callable[..., Any]:
+def single_collective(name: str, older_name: str) -> Callable[..., Any]:
     """Return a collective under the name that the installed torch does not deprecate."""
     found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older_name)
     return found

@@ -29,6 +29,7 @@ __all__ = [
     "NoBackendError",
     "PlatformMissingError",
     "PluginError",
+    "RanksDisagreeError",
     "StorageError",
     "UnknownNameError",
     "UnsupportedOptionError",
@@ -177,6 +178,12 @@ class BackendRejectedError(NoBackendError):
 
 class PlatformMissingError(NoBackendError):
     """No installed package serves the devices of this vendor."""
+
+
+class RanksDisagreeError(AttnError, ValueError):
+    """The ranks of a group are about to do different things; raised on each of them."""
+
+    exit_code = 2
 
 
 class StorageError(AttnError, OSError):

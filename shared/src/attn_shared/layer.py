@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from attn_shared._layer_inputs import (
     check_options,
     check_places,
     device_of,
+    group_sizes,
     per_head,
     policy_of,
 )
+from attn_shared._ranks_layer import RanksLayer, RanksStep
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
 from attn_shared.call_checks import CallChecker, check_block_size, check_scale
 from attn_shared.checked import blocks_needed, check_metadata
@@ -30,6 +33,7 @@ from attn_shared.errors import InvalidInputError, InvalidRequestError, Unsupport
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec, spec_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ordering import ordered
+from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import Policy, Selection
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
@@ -48,12 +52,15 @@ class StepPlan:
         token_order: (T,) int64: row i of that order is row token_order[i] of the caller's query;
             None where the two are the same.
         min_num_blocks: blocks that the cache must have for this batch, where checked mode looked.
+        rows: (T_r,) int64: which rows of the batch this rank computes, where ranks split its tokens
+            (`common` then describes those alone); None: all.
     """
 
     common: CommonAttentionMetadata
     metadata: Any
     token_order: torch.Tensor | None = None
     min_num_blocks: int | None = None
+    rows: torch.Tensor | None = None
 
 
 class Attention:
@@ -89,6 +96,7 @@ class Attention:
         k_scale: float | torch.Tensor = 1.0,
         v_scale: float | torch.Tensor = 1.0,
         config: BuildConfig | None = None,
+        context_parallel: ContextParallel | None = None,
         selector: Selector = DEFAULT_SELECTOR,
         **options: Any,
     ) -> None:
@@ -108,11 +116,14 @@ class Attention:
             k_scale: scale of stored keys; a number, or (Hkv,).
             v_scale: scale of stored values.
             config: bounds of the batches; `checked` validates each batch's contents.
+            context_parallel: the ranks that share the layer's sequences; all of them build the
+                same layer, which takes two small collectives.
             selector: who selects.
             options: further fields of `AttentionRequest` (window, softcap, kv_cache_dtype,
                 block_size, attn_type, needs_lse, ...).
 
         Raises:
+            RanksDisagreeError: another rank built another layer.
             InvalidInputError: sinks, slopes or scales that do not fit the heads.
             InvalidRequestError: a field that no backend may accept.
             UnknownNameError: an option or a backend of no such name.
@@ -122,6 +133,7 @@ class Attention:
         policy = policy_of(backend)
         self.device = device_of(device)
         self.config = check_config(config)
+        place, sizes = group_sizes(context_parallel, options)
         request = AttentionRequest(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -129,7 +141,7 @@ class Attention:
             dtype=dtype,
             has_sinks=sinks is not None,
             has_alibi=alibi_slopes is not None,
-            **options,
+            **{**options, **sizes},
         )
         facts = selector.device_facts(self.device)
         self.selection = selector.resolve(request, facts, policy)
@@ -145,8 +157,27 @@ class Attention:
             request,
             scale=head_size**-0.5 if scale is None else scale,
             kv_cache_spec=self.kv_cache_spec,
+            dcp_rank=place.dcp_rank,
+            dcp_interleave=place.interleave,
+            pcp_rank=place.pcp_rank,
         )
-        self.impl, self.builder = _build(self.selection, self.spec, self.config, self.device)
+        build = partial(_build, self.selection, self.config, self.device)
+        self._ranks: RanksLayer | None = None
+        if place.is_shared:
+            capability = self.selection.backend_cls.capability(facts, selector.inventory(facts))
+            self._ranks = RanksLayer(
+                layer=self,
+                request=request,
+                spec=self.spec,
+                place=place,
+                build=build,
+                capability=capability,
+                device=facts,
+                is_checked=self.config.checked,
+            )
+            self.impl, self.builder = self._ranks.impl, self._ranks.builder
+        else:
+            self.impl, self.builder = build(self.spec)
         self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
         self.handle = _register(self)
@@ -177,15 +208,26 @@ class Attention:
                 size than the layer's cache has, or has fields that a layer of this attn_type does
                 not read.
             InvalidRequestError: `num_blocks` is no count.
+            RanksDisagreeError: ranks that share the sequences describe other batches.
         """
         check_batch_kind(common, self.request)
         if num_blocks is not None:
             require_positive("num_blocks", num_blocks)
         check_block_size(common.block_size, self.kv_cache_spec)
+        if self._ranks is not None:
+            common = self._ranks.with_shares(common)
         min_num_blocks = None
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
             min_num_blocks = blocks_needed(common, self.kv_cache_spec)
+        if self._ranks is not None:
+            step = self._ranks.plan(common)
+            return StepPlan(
+                common=step.common,
+                metadata=step,
+                min_num_blocks=min_num_blocks,
+                rows=None if step.split is None else step.split.rows,
+            )
         token_order = None
         if self.builder.requires_ordered_batch:
             common, token_order = ordered(common, self.builder.reorder_batch_threshold or 1)
@@ -232,6 +274,8 @@ class Attention:
         check_block_size(plan.common.block_size, self.kv_cache_spec)
         check_places(key, value, kv_cache, output, lse)
         check_cache_size(kv_cache, plan.min_num_blocks)
+        if self._ranks is not None:
+            return self._forward_shared(query, key, value, kv_cache, plan, output, lse)
         self._require_slots(key, value, plan.common)
         if plan.token_order is not None:
             self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
@@ -263,6 +307,31 @@ class Attention:
             )
         if key is None and value is not None:
             raise InvalidInputError.for_argument("value", "a tensor", "None where key is None")
+
+    def _forward_shared(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor | None,
+        plan: StepPlan,
+        output: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run this rank's part of a step; everything is checked before it meets the others."""
+        step, ranks = plan.metadata, self._ranks
+        if ranks is None or not isinstance(step, RanksStep):
+            raise InvalidInputError.for_argument(
+                "plan", "of a layer on one rank", "from this layer's own `plan`"
+            )
+        self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
+        cache, spec = self._checker.check_cache(kv_cache, query.device)
+        spec.split(cache)
+        self._checker.check_written_keys(key, value, query.device)
+        self._require_slots(key, value, step.whole)
+        if key is not None and value is not None and self.spec.kv_sharing_target is None:
+            ranks.write(key, value, cache, step)
+        return ranks.attend(query, cache, step, output, lse)
 
     def _forward_reordered(
         self,
@@ -348,7 +417,7 @@ def _cache_spec(selection: Selection, device: DeviceFacts) -> KVCacheSpec | None
 
 
 def _build(
-    selection: Selection, spec: LayerSpec, config: BuildConfig, device: torch.device
+    selection: Selection, config: BuildConfig, device: torch.device, spec: LayerSpec
 ) -> tuple[AttentionImpl[Any], AttentionMetadataBuilder[Any]]:
     """Build implementation and builder of the chosen backend."""
     backend = selection.backend_cls

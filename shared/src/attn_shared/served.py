@@ -105,7 +105,7 @@ def require_batch_served(
 
     Raises:
         MetadataError: a layer with a cache gets no block table, one for blocks of another size, or
-            a prefix that the requests do not share.
+            a prefix that the requests do not share; or the batch is one over sharded sequences.
         UnsupportedOptionError: with every reason.
     """
     is_cached = spec.attn_type not in (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
@@ -114,7 +114,8 @@ def require_batch_served(
         check_block_size(common.block_size, spec.kv_cache_spec)
     is_decoder = spec.attn_type is AttentionType.DECODER  # the others see every key anyway
     is_plain = common.causal is True or (common.causal is False and not is_decoder)
-    if not is_plain or common.mm_prefix_ranges or common.dcp_local_seq_lens is not None:
+    _refuse_shares(common)
+    if not is_plain or common.mm_prefix_ranges:
         _require_options(name, capability, spec, common)
     if common_prefix_len:
         _require_prefix(spec, common, common_prefix_len)
@@ -171,14 +172,24 @@ def _require_options(
         non_causal=is_decoder and common.causal is False,
         per_request_causal=isinstance(common.causal, Tensor),
         use_mm_prefix=any(common.mm_prefix_ranges.values()),
-        dcp_size=spec.dcp_size if common.dcp_local_seq_lens is None else max(2, spec.dcp_size),
     )
     reasons = _reasons(capability, request, None)
     if reasons:
         raise UnsupportedOptionError(
             f"{name} does not serve this batch: {_joined(reasons)}.",
-            hint="say it in the request (non_causal, per_request_causal, use_mm_prefix, dcp_size), "
-            "and selection finds who does.",
+            hint="say it in the request (non_causal, per_request_causal, use_mm_prefix), and "
+            "selection finds who does.",
+        )
+
+
+def _refuse_shares(common: CommonAttentionMetadata) -> None:
+    """A builder is given a rank's own keys as any others: their count is `seq_lens`."""
+    if common.dcp_local_seq_lens is not None:
+        raise MetadataError.for_argument(
+            "dcp_local_seq_lens",
+            "given",
+            "None for a backend's builder, whose seq_lens count the keys that it is to read",
+            hint="Attention with context_parallel= cuts a batch over sharded sequences.",
         )
 
 

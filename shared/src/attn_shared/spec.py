@@ -40,7 +40,9 @@ class LayerSpec:
         mla: widths of multi-head latent attention.
         batch_invariant: results must not depend on what shares the batch.
         flash_attn_version: the generation of FlashAttention that was named, or None.
-        dcp_rank, dcp_size, pcp_rank, pcp_size: place in the context-parallel groups.
+        dcp_rank, dcp_size, pcp_rank, pcp_size: place in the context-parallel groups. An
+            implementation attends to the keys that its batch describes, those of its own rank;
+            `Attention` cuts the batch and combines the ranks.
         dcp_interleave: consecutive tokens that one rank holds.
     """
 

@@ -68,6 +68,8 @@ CAPABILITY = Capability(
     kv_connector=Support.YES,
     per_head_quant_scales=Support.YES,
     lse=Support.SLOW,
+    dcp=Support.SLOW,
+    pcp=Support.YES,
     needs_exact_host_lengths=True,
     rules=(
         Rule(name="chunked_local_causal", check=_chunks_are_causal),

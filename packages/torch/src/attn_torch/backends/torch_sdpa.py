@@ -74,6 +74,7 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
     """
 
     can_return_lse = True
+    supports_pcp = True
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.

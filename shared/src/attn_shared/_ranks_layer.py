@@ -1,0 +1,218 @@
+"""A layer whose sequences several ranks share: what `Attention` does beside calling its backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from attn_shared._dcp_layer import Build, DcpLayer, DcpStep
+from attn_shared._pcp_layer import PcpGroup
+from attn_shared.capability import Capability, Support
+from attn_shared.device import DeviceFacts
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.impl import AttentionImpl, AttentionLayer
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ordering import ordered
+from attn_shared.prefill_split import PrefillSplit
+from attn_shared.ranks import ContextParallel
+from attn_shared.request import AttentionRequest
+from attn_shared.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from attn_shared.backend import AttentionMetadataBuilder
+
+__all__ = ["RanksLayer", "RanksStep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RanksStep:
+    """One step of one rank.
+
+    Attributes:
+        whole: the batch as it was described.
+        common: the part of it whose rows this rank computes.
+        split: how the ranks split the tokens; None: each has them all.
+        sharded: the step over a sharded cache, or None.
+        metadata: the backend's own, where the cache is whole.
+        token_order: (T_r,) int64: the order of rows that the backend needs, or None.
+    """
+
+    whole: CommonAttentionMetadata
+    common: CommonAttentionMetadata
+    split: PrefillSplit | None
+    sharded: DcpStep | None
+    metadata: Any
+    token_order: Tensor | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RanksLayer:
+    """One rank's side of a layer.
+
+    Attributes:
+        layer: what carries scales, sinks and slopes.
+        request: of the layer.
+        spec: of the layer.
+        place: its groups.
+        build: makes the backend's objects.
+        capability: of the backend.
+        device: where it runs.
+        is_checked: compare the ranks' batches at every step.
+    """
+
+    layer: AttentionLayer
+    request: AttentionRequest
+    spec: LayerSpec
+    place: ContextParallel
+    build: Build
+    capability: Capability
+    device: DeviceFacts
+    is_checked: bool
+    impl: AttentionImpl[Any] = field(init=False)
+    builder: AttentionMetadataBuilder[Any] = field(init=False)
+    _dcp: DcpLayer | None = field(init=False, default=None)
+    _pcp: PcpGroup | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Build the backend's objects, and agree with the other ranks."""
+        if self.request.dcp_size > 1:
+            self._dcp = self._shard()
+            self.impl, self.builder = self._dcp.built(None)
+        else:
+            self.impl, self.builder = self.build(self.spec)
+        if self.request.pcp_size > 1:
+            self._pcp = self._join()
+
+    def _shard(self) -> DcpLayer:
+        return DcpLayer(
+            spec=self.spec,
+            place=self.place,
+            build=self.build,
+            can_tile=self.capability.non_causal is not Support.NO,
+            is_checked=self.is_checked,
+            sinks=self.layer.sinks,
+            alibi_slopes=self.layer.alibi_slopes,
+        )
+
+    def _join(self) -> PcpGroup:
+        if not self.impl.supports_pcp:
+            raise UnsupportedOptionError(
+                f"{type(self.impl).__name__} does not declare supports_pcp, and "
+                f"pcp_size={self.request.pcp_size} splits the tokens over ranks."
+            )
+        names = ("num_heads", "num_kv_heads", "head_size", "head_size_v", "dtype", "dcp_size")
+        facts = {name: getattr(self.spec, name) for name in (*names, "dcp_rank")}
+        return PcpGroup(place=self.place, facts=facts, is_checked=self.is_checked)
+
+    def with_shares(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
+        """Return the batch with this rank's share of each sequence, where it has none yet."""
+        if self._dcp is None or common.dcp_local_seq_lens is not None:
+            return common
+        count, on_host = self._dcp.shard.count, common.seq_lens_cpu
+        return common.with_fields(
+            dcp_local_seq_lens=count(common.seq_lens),
+            dcp_local_seq_lens_cpu=None if on_host is None else count(on_host),
+        )
+
+    def plan(self, common: CommonAttentionMetadata) -> RanksStep:
+        """Prepare one step.
+
+        Raises:
+            MetadataError: the batch does not describe what this rank holds.
+            UnsupportedOptionError: the batch asks what the backend, or sharding, does not serve.
+            RanksDisagreeError: another rank has another batch; looked at in the first step and, in
+                checked mode, in every one.
+        """
+        self._refuse_unserved(common)
+        split = None if self._pcp is None else self._pcp.split(common)
+        own = common if split is None else split.common
+        sharded, metadata, order = None, None, None
+        if self._dcp is not None:
+            sharded = self._dcp.plan(own)
+        else:
+            batch = own
+            if self.builder.requires_ordered_batch:
+                batch, order = ordered(own, self.builder.reorder_batch_threshold or 1)
+            metadata = self.builder.build(0, batch)
+        return RanksStep(
+            whole=common,
+            common=own,
+            split=split,
+            sharded=sharded,
+            metadata=metadata,
+            token_order=order,
+        )
+
+    def _refuse_unserved(self, common: CommonAttentionMetadata) -> None:
+        """Ask the capability again, with the options of this step.
+
+        The backend's builder does not: it sees this rank's share, which has none of them.
+        """
+        if common.causal is True and not common.mm_prefix_ranges:
+            return
+        request = self.request.with_options(
+            non_causal=common.causal is False,
+            per_request_causal=isinstance(common.causal, Tensor),
+            use_mm_prefix=any(common.mm_prefix_ranges.values()),
+        )
+        reasons = self.capability.check(request, self.device)
+        if reasons:
+            raise UnsupportedOptionError(
+                f"this batch is not served: {'; '.join(map(str, reasons))}.",
+                hint="say it in the request (non_causal, per_request_causal, use_mm_prefix), and "
+                "selection finds who does, or says why nobody can.",
+            )
+
+    def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, step: RanksStep) -> None:
+        """Store the step's keys and values: this rank's share of each rank's tokens.
+
+        Args:
+            key: (T_r, Hkv, D), of the rows that this rank computes.
+            value: (T_r, Hkv, Dv).
+            kv_cache: this rank's.
+            step: from `plan`.
+
+        Raises:
+            InvalidInputError: the batch has no slots, or the rows do not fit.
+        """
+        slots = step.whole.slot_mapping
+        if slots is None:
+            raise InvalidInputError.for_argument("slot_mapping", None, "(T,) int64 where key is")
+        if self._pcp is not None and step.split is not None:
+            key, value = self._pcp.gather(key, value, step.split)
+            slots = slots[: step.whole.num_actual_tokens]
+        if len(slots):
+            self.impl.do_kv_cache_update(
+                self.layer, key[: len(slots)], value[: len(slots)], kv_cache, slots
+            )
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        step: RanksStep,
+        output: Tensor | None,
+        lse: Tensor | None,
+    ) -> Tensor:
+        """Attend with this rank's rows (T_r, Hq, D), and return (T_r, Hq, Dv)."""
+        if self._dcp is not None and step.sharded is not None:
+            return self._dcp.forward(self.layer, query, kv_cache, step.sharded, output, lse)
+        if output is None:
+            output = query.new_zeros(len(query), self.spec.num_heads, self.spec.head_size_v)
+        rows: slice | Tensor = slice(0, step.common.num_actual_tokens)
+        if step.common.num_actual_tokens == 0:
+            return output
+        if step.token_order is not None:
+            rows = step.token_order
+        sums = None
+        if lse is not None:
+            sums = lse.new_empty(lse.shape[0], step.common.num_actual_tokens)
+        result = self.impl.forward(
+            self.layer, query[rows], None, None, kv_cache, step.metadata, lse=sums
+        )
+        output[rows] = result
+        if lse is not None and sums is not None:
+            lse[:, rows] = sums
+        return output
