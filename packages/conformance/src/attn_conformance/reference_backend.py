@@ -87,6 +87,8 @@ REFERENCE_CAPABILITY = Capability(
     kv_connector=Support.YES,
     per_head_quant_scales=Support.YES,
     lse=Support.YES,
+    dcp=Support.YES,
+    pcp=Support.YES,
     tolerates_nan_tail=True,
     rules=(Rule(name="chunks_are_causal", check=_chunks_are_causal),),
 )
@@ -165,6 +167,7 @@ class ReferenceImpl(AttentionImpl[ReferenceMetadata]):
     """Computes in float64. `backend` is the class whose capability it stands for."""
 
     can_return_lse = True
+    supports_pcp = True
     backend: ClassVar[type[ReferenceBackend]]
 
     def __init__(self, spec: LayerSpec) -> None:
