@@ -91,9 +91,9 @@ static inline void stage_rows(DType t, const char* from, int64_t stride, int cou
   }
 }
 
-// Sixteen keys and their values: rows a fixed number of elements apart.
-struct KeyTile {
-  const bf *key, *value;
+// Where the four 16-key tiles of one step begin; their rows are a fixed distance apart, in elements.
+struct StepTiles {
+  const bf *key[4], *value[4];
   int64_t key_step, value_step;
 };
 
@@ -129,21 +129,42 @@ static inline void stage_keys(const Call& c, int b, int h, int64_t t, int count,
   if (value) memset(value + count * s.width_v, 0, sizeof(bf) * (16 - count) * s.width_v);
 }
 
-// The tile of keys [t, t + count); `key` and `value` are memory for a copy where one is needed.
-static inline KeyTile tile_at(const Call& c, int b, int h, int64_t t, int count, bf* key, bf* value,
-                              const TileSource& s) {
+// The tiles of keys [t, t + n), n <= 64; past n the last tile again, whose products are masked. `key` and `value` are
+// memory for copies where the cache cannot be read directly.
+static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, bf* key, bf* value, const TileSource& s,
+                            StepTiles& tiles) {
   // Without blocks the memory may end with the last key; a block always has room for its 16.
-  const bool inside = c.table || count == 16;
+  const bool inside = c.table || n % 16 == 0;
   const bool key_direct = s.key_direct && inside, value_direct = s.value_direct && inside;
-  KeyTile tile = {key, value, s.width, s.width_v};
-  if (!key_direct || !value_direct)
-    stage_keys(c, b, h, t, count, key_direct ? nullptr : key, value_direct ? nullptr : value, s);
-  if (key_direct || value_direct) {
-    const Run run = run_at(c, b, h, t);
-    if (key_direct) tile.key = reinterpret_cast<const bf*>(run.key), tile.key_step = c.key.slot / 2;
-    if (value_direct) tile.value = reinterpret_cast<const bf*>(run.value), tile.value_step = c.value.slot / 2;
+  tiles.key_step = key_direct ? c.key.slot / 2 : s.width;
+  tiles.value_step = value_direct ? c.value.slot / 2 : s.width_v;
+  Run run = {nullptr, nullptr, 0};
+  for (int i = 0; i < 4; i++) {
+    if (16 * i >= n) {
+      tiles.key[i] = tiles.key[i - 1], tiles.value[i] = tiles.value[i - 1];
+      continue;
+    }
+    if (run.count < 16) run = run_at(c, b, h, t + 16 * i);
+    bf *to_key = key + 16 * i * s.width, *to_value = value + 16 * i * s.width_v;
+    tiles.key[i] = key_direct ? reinterpret_cast<const bf*>(run.key) : to_key;
+    tiles.value[i] = value_direct ? reinterpret_cast<const bf*>(run.value) : to_value;
+    if (!key_direct || !value_direct)
+      stage_keys(c, b, h, t + 16 * i, static_cast<int>(imin(16, n - 16 * i)), key_direct ? nullptr : to_key,
+                 value_direct ? nullptr : to_value, s);
+    run.key += 16 * c.key.slot, run.value += 16 * c.value.slot, run.count -= 16;
   }
-  return tile;
+}
+
+// 2^y for weights that are rounded to bfloat16, error 1e-7: by floor(y), so that -inf needs no special case.
+static inline vf exp2_floor(vf y) {
+  const vf f = _mm512_reduce_ps(y, 1);
+  vf p = vset(1.877576625e-3f);
+  p = vfma(p, f, vset(8.989340521e-3f));
+  p = vfma(p, f, vset(5.582631736e-2f));
+  p = vfma(p, f, vset(2.401536174e-1f));
+  p = vfma(p, f, vset(6.931530731e-1f));
+  p = vfma(p, f, vset(9.999999251e-1f));
+  return _mm512_scalef_ps(p, y);
 }
 
 // Interleaving 16-bit pairs within lanes leaves the columns of two tiles in this order; undone once per row.

@@ -56,6 +56,7 @@ static inline void decode_start(const Call& c, const Item& it, const Decode& x, 
   }
   memset(x.o, 0, 16 * src.width_v * 4);
   memset(x.l, 0, 16 * 64);
+  memset(x.s, 0, kStep * 64);  // what lies past the last key is masked, but read
   TileConfig tiles;
   for (int i = 0; i < 8; i++) tiles.bytes[i] = 64, tiles.rows[i] = 16;
   tiles.bytes[0] = tiles.bytes[1] = tiles.bytes[5] = static_cast<uint16_t>(rows * 4);
@@ -63,85 +64,105 @@ static inline void decode_start(const Call& c, const Item& it, const Decode& x, 
   _tile_loadconfig(&tiles);
 }
 
-// Products of 32 keys with all rows, while their values are packed; the keys `ahead` are prefetched. To L2: into L1
-// is slower, probably for want of line fill buffers.
+// Interleave 8 pairs of V rows of one tile, from pair `begin` on; the keys at `next` are prefetched. To L2: into L1 is
+// slower, probably for want of line fill buffers.
+template <int ND, int NK>
+static inline void pack_pairs(const bf* value, int64_t step, int begin, int end, int nd, bf* to, const bf* next,
+                              int64_t next_step) {
+  const int columns = ND ? ND / 2 : nd / 2, ahead = NK;
+  value += 2 * begin * step, next += 2 * begin * next_step;
+  for (int i = begin; i < end; i++, value += 2 * step, next += 2 * next_step)
+    for (int j = 0; j < columns; j++) {
+      const __m512i e = _mm512_loadu_si512(value + j * 32), f = _mm512_loadu_si512(value + step + j * 32);
+      if (j < ahead) {
+        _mm_prefetch(next + j * 32, _MM_HINT_T1);
+        _mm_prefetch(next + next_step + j * 32, _MM_HINT_T1);
+      }
+      _mm512_store_si512(to + 2 * j * 512 + i * 32, _mm512_unpacklo_epi16(e, f));
+      _mm512_store_si512(to + (2 * j + 1) * 512 + i * 32, _mm512_unpackhi_epi16(e, f));
+    }
+}
+
+// Products of 32 keys with all rows, while their values are packed.
 template <int NK, int ND>
-static inline void decode_products(const Decode& x, const TileSource& src, int rows, const KeyTile* tiles,
-                                   const KeyTile* ahead, int group) {
-  const int nk = NK ? NK : src.width / 32, nd = ND ? ND : src.width_v / 16;
+static inline void decode_products(const Decode& x, const TileSource& src, int rows, const StepTiles& now,
+                                   const StepTiles& next, int group) {
+  const int nk = NK ? NK : src.width / 32, nd = ND ? ND : src.width_v / 16, first = 2 * group;
   bf* to = x.packed + group * nd * 512;
   _tile_zero(0);
   _tile_zero(1);
+#pragma GCC unroll 8
   for (int y = 0; y < nk; y++) {
     _tile_loadd(5, x.q[y], 64);
-    _tile_loadd(4, tiles[0].key + y * 32, tiles[0].key_step * 2);
+    _tile_loadd(4, now.key[first] + y * 32, now.key_step * 2);
     _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(4, tiles[1].key + y * 32, tiles[1].key_step * 2);
+    _tile_loadd(4, now.key[first + 1] + y * 32, now.key_step * 2);
     _tile_dpbf16ps(1, 4, 5);
-    for (int i = y * 16 / nk; i < (y + 1) * 16 / nk; i++) {
-      const KeyTile& t = tiles[i / 8];
-      const bf *a = t.value + (2 * i % 16) * t.value_step, *b = a + t.value_step;
-      const KeyTile& n = ahead[i / 8];
-      const bf* next = n.key + (2 * i % 16) * n.key_step;
-      for (int j = 0; j < nd / 2; j++) {
-        const __m512i e = _mm512_loadu_si512(a + j * 32), f = _mm512_loadu_si512(b + j * 32);
-        if (j < nk) {
-          _mm_prefetch(next + j * 32, _MM_HINT_T1);
-          _mm_prefetch(next + n.key_step + j * 32, _MM_HINT_T1);
-        }
-        _mm512_store_si512(to + 2 * j * 512 + i * 32, _mm512_unpacklo_epi16(e, f));
-        _mm512_store_si512(to + (2 * j + 1) * 512 + i * 32, _mm512_unpackhi_epi16(e, f));
-      }
-    }
+    // Pairs 0 to 7 are of the first tile, 8 to 15 of the second.
+    const int begin = y * 16 / nk, end = (y + 1) * 16 / nk, cut = begin < 8 ? (end < 8 ? end : 8) : begin;
+    if (begin < cut)
+      pack_pairs<ND, NK ? NK : 64>(now.value[first], now.value_step, begin, cut, nd, to, next.key[first], next.key_step);
+    if (cut < end)
+      pack_pairs<ND, NK ? NK : 64>(now.value[first + 1], now.value_step, cut - 8, end - 8, nd, to + 8 * 32,
+                                   next.key[first + 1], next.key_step);
   }
   _tile_stored(0, x.s + group * 32 * rows, rows * 4);
   _tile_stored(1, x.s + (group * 32 + 16) * rows, rows * 4);
 }
 
-// Weights of one row from its products with the keys [t, t + n).
-static inline void decode_softmax(const Decode& x, int g, int rows, int64_t t, int n, int width_v,
-                                  const float* key_scale, const float* value_scale) {
-  const __m512i at = _mm512_mullo_epi32(lanes(), _mm512_set1_epi32(rows));
+// Scales of the keys of a step, of an int8 cache.
+struct StepScales {
+  alignas(64) float key[kStep], value[kStep];
+};
+
+// Weights of one row from its products with the keys [t, t + n). Plain: no softcap, slope or scales, and `factor` for
+// all rows.
+template <bool PLAIN>
+static inline void decode_softmax(const Decode& x, int g, int rows, int64_t t, int n, bool masked, int width_v,
+                                  vf factor, __m512i at, const StepScales& scales, bool scaled) {
   const Bounds& b = x.bounds[g];
-  const bool masked = !sees_all(b, t, t + kStep) || n < kStep;
   vf s[4], top = vset(-INFINITY);
+#pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
-    s[i] = i * 16 < n ? _mm512_i32gather_ps(at, x.s + i * 16 * rows + g, 4) : vzero();
-    if (key_scale) s[i] = s[i] * vload(key_scale + 16 * i);
-    s[i] = logit(x.rules[g], s[i], t + 16 * i, b.position);
+    s[i] = _mm512_i32gather_ps(at, x.s + i * 16 * rows + g, 4);
+    if (!PLAIN && scaled) s[i] = s[i] * vload(scales.key + 16 * i);
+    s[i] = PLAIN ? s[i] * factor : logit(x.rules[g], s[i], t + 16 * i, b.position);
     if (masked) s[i] = vclip(hide(s[i], t + 16 * i, b), t + 16 * i, t, t + n, vset(-INFINITY));
     top = vmax(top, s[i]);
   }
   float m = x.m[g];
   vf l = vload(x.l + g * 16);
-  if (vany_gt(top, vset(m + 8.f))) {  // see softmax_row
+  if (__builtin_expect(vany_gt(top, vset(m + 8.f)), 0)) {  // see softmax_row
     const float next = vrmax(top);
     const vf f = vset(exp2_of(m - next));
     l = l * f;
     x.m[g] = m = next;
     for (int d = 0; d < width_v; d += 16) vstore(x.o + g * width_v + d, f * vload(x.o + g * width_v + d));
   }
+  const vf shift = vset(m == -INFINITY ? 0.f : m);
+#pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
-    s[i] = m == -INFINITY ? vzero() : vexp2(s[i] - vset(m));
+    s[i] = exp2_floor(s[i] - shift);
     l = l + s[i];
-    if (value_scale) s[i] = s[i] * vload(value_scale + 16 * i);
+    if (!PLAIN && scaled) s[i] = s[i] * vload(scales.value + 16 * i);
   }
   vstore(x.l + g * 16, l);
   _mm512_store_si512(x.p + g * kStep, narrow(s[0], s[1]));
   _mm512_store_si512(x.p + g * kStep + 32, narrow(s[2], s[3]));
 }
 
-// o += P.V; the values `ahead` are prefetched.
+// o += P.V; the values at `next` are prefetched.
 template <int ND>
-static inline void decode_weigh(const Decode& x, const TileSource& src, int groups, const KeyTile* ahead) {
+static inline void decode_weigh(const Decode& x, const TileSource& src, int groups, const StepTiles& next) {
   const int nd = ND ? ND : src.width_v / 16, width_v = nd * 16;
+#pragma GCC unroll 8
   for (int y = 0; y < nd; y += 2) {
     _tile_loadd(2, x.o + y * 16, width_v * 4);
     _tile_loadd(3, x.o + y * 16 + 16, width_v * 4);
     for (int g = 0; g < groups; g++) {
       for (int i = y * 32 / nd; i < (y + 2) * 32 / nd; i++) {
-        const KeyTile& n = ahead[2 * g + i / 16];
-        for (int j = 0; j < width_v; j += 32) _mm_prefetch(n.value + i % 16 * n.value_step + j, _MM_HINT_T1);
+        const bf* p = next.value[2 * g + i / 16] + i % 16 * next.value_step;
+        for (int j = 0; j < width_v; j += 32) _mm_prefetch(p + j, _MM_HINT_T1);
       }
       _tile_loadd(6, x.p + g * 32, kStep * 2);
       _tile_loadd(7, x.packed + (g * nd + y) * 512, 64);
@@ -154,16 +175,52 @@ static inline void decode_weigh(const Decode& x, const TileSource& src, int grou
   }
 }
 
-// The four tiles of [t, t + n); past n the last tile again, whose products are masked.
-static inline void decode_tiles(const Call& c, const Item& it, const Decode& x, const TileSource& src, int64_t t, int n,
-                                KeyTile* tiles) {
-  for (int i = 0; i < 4; i++) {
-    if (16 * i >= n) {
-      tiles[i] = tiles[i - 1];
-      continue;
-    }
-    const int count = static_cast<int>(imin(16, n - 16 * i));
-    tiles[i] = tile_at(c, it.b, it.h, t + 16 * i, count, x.key + 16 * i * src.width, x.value + 16 * i * src.width_v, src);
+static inline void load_step_scales(const Call& c, const Item& it, int64_t t, int n, StepScales& s) {
+  for (int j = 0; j < kStep; j++) {
+    s.key[j] = j < n ? scale_at(c, c.key_scales, it.b, it.h, t + j) : 0.f;
+    s.value[j] = j < n ? scale_at(c, c.value_scales, it.b, it.h, t + j) : 0.f;
+  }
+}
+
+// The keys that every row sees by its own interval: steps inside need no mask.
+static inline Extent common_extent(const Bounds* rows, int n) {
+  Extent e = {0, INT64_MAX};
+  for (int i = 0; i < n; i++) e.from = imax(e.from, rows[i].lo), e.to = imin(e.to, rows[i].hi);
+  return e;
+}
+
+template <int NK, int ND, bool PLAIN>
+static void decode_steps(const Call& c, const Item& it, const Decode& x, const TileSource& src) {
+  const int rows = it.r1 - it.r0;
+  const Extent e = extent_of(x.bounds, rows, it.k0, it.k1), common = common_extent(x.bounds, rows);
+  const bool scaled = c.kv_dtype == DType::kInt8, direct = src.key_direct && src.value_direct && c.table;
+  const __m512i at = _mm512_mullo_epi32(lanes(), _mm512_set1_epi32(rows));
+  const vf factor = vset(x.rules[0].factor);
+  StepScales scales;
+  StepTiles tiles[2];
+  int now = 0;
+  const int64_t first = e.from < e.to ? e.from / kStep * kStep : e.to;
+  auto count_at = [&](int64_t t) { return static_cast<int>(imin(kStep, e.to - t)); };
+  auto find = [&](int64_t t, StepTiles& to) {
+    tiles_at(c, it.b, it.h, t, count_at(t), x.key, x.value, src, to);
+  };
+  if (direct && first < e.to) find(first, tiles[0]);
+  for (int64_t t = first; t < e.to; t += kStep, now ^= 1) {
+    const int n = count_at(t), groups = (n + 31) / 32;
+    const bool more = direct && t + kStep < e.to;
+    if (!direct) find(t, tiles[now]);
+    if (more) find(t + kStep, tiles[now ^ 1]);
+    const StepTiles& next = tiles[more ? now ^ 1 : now];
+    if (!PLAIN && scaled) load_step_scales(c, it, t, n, scales);
+    ATTN_TILE_FENCE;
+    for (int g = 0; g < groups; g++) decode_products<NK, ND>(x, src, rows, tiles[now], next, g);
+    ATTN_TILE_FENCE;
+    const bool masked = t < common.from || t + kStep > common.to || t + kStep > e.to;
+    for (int g = 0; g < rows; g++)
+      decode_softmax<PLAIN>(x, g, rows, t, n, masked, src.width_v, factor, at, scales, scaled);
+    ATTN_TILE_FENCE;
+    decode_weigh<ND>(x, src, groups, next);
+    ATTN_TILE_FENCE;
   }
 }
 
@@ -171,37 +228,11 @@ template <int NK, int ND>
 static void decode_run(const Call& c, const Item& it, char* scratch) {
   const TileSource src = tile_source(c);
   const Decode x = decode_in(scratch, src);
-  const int rows = it.r1 - it.r0;
   decode_start(c, it, x, src);
-  const Extent e = extent_of(x.bounds, rows, it.k0, it.k1);
-  const bool scaled = c.kv_dtype == DType::kInt8, direct = src.key_direct && src.value_direct && c.table;
-  alignas(64) float key_scale[kStep], value_scale[kStep];
-  KeyTile tiles[4], ahead[4];
-  const int64_t first = e.from < e.to ? e.from / kStep * kStep : e.to;
-  auto count_at = [&](int64_t t) { return static_cast<int>(imin(kStep, e.to - t)); };
-  for (int64_t t = first; t < e.to; t += kStep) {
-    const int n = count_at(t), groups = (n + 31) / 32;
-    if (direct && t > first) memcpy(tiles, ahead, sizeof tiles);
-    else decode_tiles(c, it, x, src, t, n, tiles);
-    if (direct && t + kStep < e.to) decode_tiles(c, it, x, src, t + kStep, count_at(t + kStep), ahead);
-    else memcpy(ahead, tiles, sizeof ahead);
-    if (scaled)
-      for (int j = 0; j < kStep; j++) {
-        key_scale[j] = j < n ? scale_at(c, c.key_scales, it.b, it.h, t + j) : 0.f;
-        value_scale[j] = j < n ? scale_at(c, c.value_scales, it.b, it.h, t + j) : 0.f;
-      }
-    ATTN_TILE_FENCE;
-    for (int g = 0; g < groups; g++)
-      decode_products<NK, ND>(x, src, rows, tiles + 2 * g, ahead + 2 * g, g);
-    ATTN_TILE_FENCE;
-    for (int g = 0; g < rows; g++)
-      decode_softmax(x, g, rows, t, n, src.width_v, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
-    ATTN_TILE_FENCE;
-    decode_weigh<ND>(x, src, groups, ahead);
-    ATTN_TILE_FENCE;
-  }
+  if (x.rules[0].plain && c.kv_dtype != DType::kInt8) decode_steps<NK, ND, true>(c, it, x, src);
+  else decode_steps<NK, ND, false>(c, it, x, src);
   _tile_release();
-  for (int g = 0; g < rows; g++)
+  for (int g = 0; g < it.r1 - it.r0; g++)
     put_unordered_row(c, it, it.r0 + g, x.o + g * src.width_v, src.width_v, x.m[g], vrsum(vload(x.l + g * 16)));
 }
 
