@@ -73,7 +73,8 @@ def failure_record(error: BaseException, *, message: str, hint: str, code: int) 
     selection = getattr(error, "selection", None)
     if selection is not None:
         answer = selection.to_dict()
-        record |= {key: answer[key] for key in ("request", "device", "verdicts", "notes")}
+        kept = ("request", "device", "verdicts", "runner_up", "ahead", "notes")
+        record |= {key: answer[key] for key in kept}
     return record
 
 

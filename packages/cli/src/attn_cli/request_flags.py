@@ -81,6 +81,15 @@ class RequestFlags:
             autocompletion=complete_backend,
         ),
     ] = None
+    from_name: Annotated[
+        str | None,
+        _where.word(
+            "--from",
+            "The backend to use, by its name elsewhere: vllm:FLASHINFER, sglang:fa3, "
+            "transformers:sdpa.",
+            "ORIGIN:NAME",
+        ),
+    ] = None
     phase: Annotated[
         str, _where.word("--phase", "Which part of serving: mixed, prefill or decode.", "PHASE")
     ] = "mixed"

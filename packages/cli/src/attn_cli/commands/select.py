@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from attn_cli.commands.names import explain_names, names_record
+from attn_cli.completion import complete_backend
 from attn_cli.environment import settings_record
+from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, emit, show, warn
+from attn_cli.policies import foreign_name_of, resolver
 from attn_cli.request_flags import RequestFlags
 from attn_cli.schema import SCHEMA_VERSION
+from attn_shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from attn_shared.device import DeviceFacts
-    from attn_shared.selection import Policy, Selection
+    from attn_shared.selection import Selection
     from attn_shared.settings import Settings
 
-__all__ = ["explain", "select"]
+__all__ = ["ExplainFlags", "explain", "select"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What was asked, where, and how much of the answer is shown."""
+class ExplainFlags:
+    """What `attn explain` asks beside a request."""
 
-    flags: RequestFlags
-    settings: Settings
-    policy: Policy
-    device: DeviceFacts | None
-    is_full: bool
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A backend: show what is known of it, provided or not.",
+            metavar="[BACKEND]",
+            autocompletion=complete_backend,
+        ),
+    ] = None
+    diff: Annotated[
+        tuple[str, str] | None,
+        Panel("Where and what").word(
+            "--diff", "Show what differs between two devices.", "DEVICE DEVICE"
+        ),
+    ] = None
 
 
 def select(request: RequestFlags, output: OutputFlags) -> int:
@@ -38,23 +54,71 @@ def select(request: RequestFlags, output: OutputFlags) -> int:
     Any device can be asked about from any machine; without --device it is this machine's first.
     With --quiet the backend's name is all that is printed, a line for each with --model.
     """
-    return _answer(request, output, is_full=False)
+    return _answer(request, output, _settings(output), is_full=False)
 
 
-def explain(request: RequestFlags, output: OutputFlags) -> int:
-    """Choose as `attn select` does, and show every candidate with all of its reasons."""
-    return _answer(request, output, is_full=True)
+def explain(explained: ExplainFlags, request: RequestFlags, output: OutputFlags) -> int:
+    """Choose as `attn select` does, and show every candidate with all of its reasons.
+
+    Without a request, say what is known of a backend: `attn explain FLASHMLA`, `attn explain
+    --from sglang:triton`. With --diff, answer for two devices beside each other.
+    """
+    settings = _settings(output)
+    _refuse_together(explained, request)
+    if explained.diff is not None:
+        from attn_cli.commands.diff import explain_diff
+
+        return explain_diff(request, explained.diff, settings, output)
+    is_asked = request.num_heads is not None or request.model is not None
+    if not is_asked and (explained.name is not None or request.from_name is not None):
+        return explain_names(explained.name, foreign_name_of(request), _device(request), output)
+    return _answer(request, output, settings, is_full=True, about=explained.name)
 
 
-def _answer(flags: RequestFlags, output: OutputFlags, *, is_full: bool) -> int:
+def _refuse_together(explained: ExplainFlags, request: RequestFlags) -> None:
+    """Refuse a backend's name beside what answers without it."""
+    others = {
+        "--diff": explained.diff is not None,
+        "--model": request.model is not None,
+        "--from": request.from_name is not None,
+    }
+    for option, is_given in others.items():
+        if explained.name is not None and is_given:
+            raise InvalidInputError.for_argument(
+                "BACKEND", f"{explained.name!r} together with {option}", "one of them"
+            )
+
+
+def _settings(output: OutputFlags) -> Settings:
+    from attn_shared.settings import from_environ
+
+    settings = from_environ()
+    warn((f"note: {note}" for note in settings.notes()), output)
+    return settings
+
+
+def _device(flags: RequestFlags) -> DeviceFacts | None:
+    from attn_cli.devices import named_device
+    from attn_shared.selector import DEFAULT_SELECTOR
+
+    return None if flags.device is None else named_device(flags.device, DEFAULT_SELECTOR)
+
+
+def _answer(
+    flags: RequestFlags,
+    output: OutputFlags,
+    settings: Settings,
+    *,
+    is_full: bool,
+    about: str | None = None,
+) -> int:
     from attn_shared.errors import AttnError
 
-    question = _question(flags, output, is_full=is_full)
     try:
         if flags.model is not None:
-            _emit_model(question, flags.model, output)
+            _emit_model(flags, flags.model, output, settings, is_full=is_full)
         else:
-            _emit(question, output)
+            _emit(flags, output, settings, is_full=is_full, about=about)
     except AttnError as error:
         refused: Selection | None = getattr(error, "selection", None)
         if refused is not None and not (output.as_json or output.quiet):
@@ -63,51 +127,53 @@ def _answer(flags: RequestFlags, output: OutputFlags, *, is_full: bool) -> int:
     return 0
 
 
-def _question(flags: RequestFlags, output: OutputFlags, *, is_full: bool) -> _Question:
-    from attn_cli.devices import named_device
-    from attn_shared.selector import DEFAULT_SELECTOR
-    from attn_shared.settings import from_environ
+def _emit(
+    flags: RequestFlags,
+    output: OutputFlags,
+    settings: Settings,
+    *,
+    is_full: bool,
+    about: str | None,
+) -> None:
+    request = flags.to_request()
+    device = _device(flags)
+    facts = None if about is None else names_record(about, None, device)
+    selection = resolver(flags, settings, device)(request)
+    record = _record(selection, settings, is_full=is_full)
 
-    settings = from_environ()
-    warn((f"note: {note}" for note in settings.notes()), output)
-    return _Question(
-        flags=flags,
-        settings=settings,
-        policy=_policy(flags, settings),
-        device=None if flags.device is None else named_device(flags.device, DEFAULT_SELECTOR),
-        is_full=is_full,
-    )
+    def tables() -> Iterable[RenderableType]:
+        if facts is not None:
+            from attn_cli.views.names import names_tables
 
+            yield from names_tables(facts)
+            yield ""
+        yield from _view(selection, is_full=is_full)
 
-def _policy(flags: RequestFlags, settings: Settings) -> Policy:
-    policy = settings.policy(flags.backend)
-    return policy if flags.backend is None else replace(policy, source="option --backend")
-
-
-def _emit(question: _Question, output: OutputFlags) -> None:
-    from attn_shared.selector import DEFAULT_SELECTOR
-
-    request = question.flags.to_request()
-    selection = DEFAULT_SELECTOR.resolve(request, question.device, question.policy)
-    emit(
-        _record(selection, question.settings),
-        output,
-        tables=lambda: _view(selection, is_full=question.is_full),
-        bare=[str(selection.chosen)],
-    )
+    if facts is not None:
+        record["about"] = facts["backends"]
+    emit(record, output, tables=tables, bare=[str(selection.chosen)])
 
 
-def _emit_model(question: _Question, path: str, output: OutputFlags) -> None:
-    from attn_cli.commands.model import model_record, selection_for_model
+def _emit_model(
+    flags: RequestFlags, path: str, output: OutputFlags, settings: Settings, *, is_full: bool
+) -> None:
+    from attn_cli.model_flags import model_of
+    from attn_shared.model_selection import select_model
 
-    answer = selection_for_model(question.flags, path, question.device, question.policy)
+    model = model_of(flags, path)
+    answer = select_model(model, resolver(flags, settings, _device(flags)))
+    record = {
+        **answer.to_dict(),
+        "schema_version": SCHEMA_VERSION,
+        "settings": settings_record(settings),
+    }
 
     def tables() -> Iterable[RenderableType]:
         from attn_cli.views.model import model_brief, model_full
 
-        return model_full(answer) if question.is_full else model_brief(answer)
+        return model_full(answer) if is_full else model_brief(answer)
 
-    emit(model_record(answer, question.settings), output, tables=tables, bare=answer.backends)
+    emit(record, output, tables=tables, bare=answer.backends)
 
 
 def _view(selection: Selection, *, is_full: bool) -> Iterable[RenderableType]:
@@ -116,9 +182,15 @@ def _view(selection: Selection, *, is_full: bool) -> Iterable[RenderableType]:
     return full(selection) if is_full else brief(selection)
 
 
-def _record(selection: Selection, settings: Settings) -> dict[str, Any]:
-    return {
+def _record(selection: Selection, settings: Settings, *, is_full: bool) -> dict[str, Any]:
+    record = {
         **selection.to_dict(),
         "schema_version": SCHEMA_VERSION,
         "settings": settings_record(settings),
     }
+    if is_full:
+        from attn_shared.known_verdicts import known_verdicts
+
+        found = known_verdicts(selection.request, selection.device)
+        record["not_provided"] = [verdict.to_dict() for verdict in found]
+    return record

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from attn_cli.views.layout import column_table, indented, notes_block, status_text
 from attn_shared.capability import Reason
+from attn_shared.known_limits import SOURCE
+from attn_shared.known_verdicts import KnownVerdict, known_verdicts
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
 
@@ -32,6 +34,8 @@ def full(selection: Selection) -> Iterator[RenderableType]:
     yield Text()
     yield verdicts(selection)
     yield Text()
+    yield from _alternatives(selection)
+    yield from _not_provided(selection)
     yield notes_block(selection.notes())
 
 
@@ -53,6 +57,39 @@ def choice(selection: Selection) -> Text:
     ]
     details = ", ".join(part for part in parts if part)
     return Text.assemble((selection.chosen, "bold green"), place, "\n", details)
+
+
+def _alternatives(selection: Selection) -> Iterator[RenderableType]:
+    """Say who would come first and who comes next, and what it would take to get them."""
+    found = [("Before it", verdict) for verdict in selection.ahead() if selection.chosen]
+    runner_up = selection.runner_up()
+    if runner_up is not None:
+        is_served = runner_up.status is VerdictStatus.ELIGIBLE
+        found.append(("Next" if is_served else "Nearest", runner_up))
+    for word, verdict in found:
+        head = Text.assemble((f"{word}: ", "bold"), verdict.name)
+        yield Group(head, *(indented(Text(step)) for step in verdict.steps()))
+    if found:
+        yield Text()
+
+
+def _not_provided(selection: Selection) -> Iterator[RenderableType]:
+    """Show what the field has for such a request and nothing installed provides."""
+    found = known_verdicts(selection.request, selection.device)
+    if not found:
+        return
+    rows = [(verdict.name, Group(*_known_lines(verdict))) for verdict in found]
+    yield column_table(("Known, not provided", "About"), rows)
+    yield Text()
+
+
+def _known_lines(verdict: KnownVerdict) -> Iterator[RenderableType]:
+    yield Text(f"{verdict.known.kernels}; {verdict.known.plan}")
+    if verdict.would_serve:
+        yield Text(f"would serve this, by the limits of {SOURCE}", style="green")
+    for reason in verdict.reasons or ():
+        text = f"{reason.code} = {reason.value}, allowed: {reason.allowed}"
+        yield indented(Text(text, style="dim"))
 
 
 def _decider(selection: Selection) -> str:

@@ -1,0 +1,80 @@
+"""Who names the backend: --backend, --from, or the environment; and what --from means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attn_cli.request_flags import RequestFlags
+from attn_shared.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from attn_shared.device import DeviceFacts
+    from attn_shared.foreign_names import ForeignName
+    from attn_shared.request import AttentionRequest
+    from attn_shared.selection import Policy, Selection
+    from attn_shared.settings import Settings
+
+__all__ = ["foreign_name_of", "resolver"]
+
+
+def foreign_name_of(flags: RequestFlags) -> ForeignName | None:
+    """Return what --from means, or None without it.
+
+    Raises:
+        InvalidInputError: --backend names one too, or the text has another form.
+        UnknownNameError: nobody has such a name.
+    """
+    from attn_shared.foreign_names import find_foreign_name
+
+    if flags.from_name is None:
+        return None
+    if flags.backend is not None:
+        raise InvalidInputError.for_argument(
+            "--from", "given together with --backend", "one of them"
+        )
+    return find_foreign_name(flags.from_name)
+
+
+def resolver(
+    flags: RequestFlags, settings: Settings, device: DeviceFacts | None
+) -> Callable[[AttentionRequest], Selection]:
+    """Return what answers a request on the device under this policy.
+
+    Args:
+        flags: name the backend, or not.
+        settings: the environment may.
+        device: where it runs; None is this machine's first device.
+
+    Raises:
+        AttnError: as `foreign_name_of`.
+    """
+    from attn_shared.selector import DEFAULT_SELECTOR
+
+    foreign = foreign_name_of(flags)
+    if foreign is None:
+        policy = _policy(flags, settings)
+        return lambda request: DEFAULT_SELECTOR.resolve(request, device, policy)
+    place = device or DEFAULT_SELECTOR.current_platform().device()
+    named = foreign
+
+    def resolve(request: AttentionRequest) -> Selection:
+        if named.flash_attn_version is not None and request.flash_attn_version is None:
+            request = request.with_options(flash_attn_version=named.flash_attn_version)
+        return DEFAULT_SELECTOR.resolve(request, place, _foreign_policy(named, request, place))
+
+    return resolve
+
+
+def _policy(flags: RequestFlags, settings: Settings) -> Policy:
+    policy = settings.policy(flags.backend)
+    return policy if flags.backend is None else replace(policy, source="option --backend")
+
+
+def _foreign_policy(foreign: ForeignName, request: AttentionRequest, device: DeviceFacts) -> Policy:
+    from attn_shared.foreign_names import backend_for
+    from attn_shared.selection import Policy
+
+    backend = backend_for(foreign, request, device.vendor)
+    return Policy(backend=backend, source=f"option --from {foreign}")
