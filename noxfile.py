@@ -203,7 +203,9 @@ def lint(session: nox.Session) -> None:
 def typing(session: nox.Session) -> None:
     """Mypy, strict, over the sources, the sessions and what crosses packages."""
     link_layers(session, tools_layer(session), torch_layer(session))
-    session.run("python", "-m", "mypy", "noxfile.py", "conftest.py", "ci", "tests", *SOURCES)
+    session.run(
+        "python", "-m", "mypy", "noxfile.py", "conftest.py", "ci", "examples", "tests", *SOURCES
+    )
 
 
 @nox.session
@@ -253,7 +255,7 @@ def run_room(session: nox.Session, name: str) -> None:
 def run_platform(session: nox.Session, room: str) -> None:
     """Run a platform's tests, and those marked with its hardware in what it stands on."""
     names = closure([f"attn-{room}"])
-    install(session, *names)
+    install(session, *closure([*names, "attn-conformance"]))
     run_pytest(session, f"--room={room}", *map(tests_of, names))
 
 

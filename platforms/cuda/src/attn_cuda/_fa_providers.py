@@ -173,7 +173,11 @@ def _refusal(
     refused: list[tuple[_Library, VendorEntry, list[Reason]]],
 ) -> Reason:
     """Sum up: what the usable builds object to, and what would mend it."""
-    remedies = [entry.describe() for _, entry, why in refused if not entry.is_usable and not why]
+    remedies = [
+        entry.describe()
+        for _, entry, why in refused
+        if not entry.is_usable and not why and entry.install
+    ]
     hint = "; ".join(remedies)
     met = [(entry, why) for _, entry, why in refused if why and entry.is_usable] or [
         (entry, why) for _, entry, why in refused if why
