@@ -112,3 +112,14 @@ def test_products_in_fp8_have_the_budget_of_fp8() -> None:
     check_agreement("PEER", replace(copy, compute_dtype=torch.float8_e4m3fn), output)
     with pytest.raises(WrongResultError):
         check_agreement("PEER", copy, output)
+
+
+def test_a_coarser_call_is_held_to_its_own_factor() -> None:
+    copy, output = answered(LONG)
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    coarse = output + 2e-2 * noise * output.float().abs()
+    with pytest.raises(WrongResultError):
+        check_agreement("PEER", copy, coarse)
+    check_agreement("PEER", replace(copy, error_factor=4.0), coarse)
+    with pytest.raises(WrongResultError, match="relative error"):
+        check_agreement("PEER", replace(copy, error_factor=4.0), torch.zeros_like(output))

@@ -88,3 +88,28 @@ def test_something_that_is_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_reads_no_quantised_cache(name: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=f"{name} reads no cache of .*fp8"):
         contender_named(name).prepare(workload(kv_cache_dtype="fp8"), CPU, 1, is_captured=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seq_lens", [(9, 9, 9), (5, 9)])
+def test_decodes_folded_into_rows(seq_lens: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch = workload((1,) * len(seq_lens), seq_lens, dtype=dtype)
+    (copy,) = contender_named("torch.sdpa_folded").prepare(batch, CPU, 1, is_captured=False).copies
+    check_agreement("torch.sdpa_folded", copy, copy.call())
+
+
+def test_more_than_a_decode_is_not_folded() -> None:
+    with pytest.raises(UnsupportedOptionError, match="folds no query_len=3; allowed: 1"):
+        contender_named("torch.sdpa_folded").prepare(
+            workload((3,), (9,)), CPU, 1, is_captured=False
+        )
+
+
+def test_reading_alone_moves_the_bytes_of_the_call() -> None:
+    prepared = contender_named("torch.read").prepare(workload(), CPU, 2, is_captured=False)
+    assert not prepared.is_attention
+    # 14 keys and values of 2 heads of 8 floats, 2 rows of 4 heads read and written.
+    num_bytes = 2 * 14 * 2 * 8 * 4 + 2 * 2 * 4 * 8 * 4
+    for copy in prepared.copies:
+        assert copy.query().numel() * 4 == num_bytes
+        assert float(copy.call()) == pytest.approx(float(copy.query().sum()))

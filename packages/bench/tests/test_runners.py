@@ -177,3 +177,8 @@ def test_the_device_of_the_timer_is_used() -> None:
 
     make_ready(Watching())
     assert seen == [CPU]
+
+
+def test_a_yardstick_need_not_attend() -> None:
+    contender = FakeContender(after=lambda result: [], is_attention=False)
+    assert make_ready(contender).name == "FAKE"

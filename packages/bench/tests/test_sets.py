@@ -73,3 +73,26 @@ def test_no_two_workloads_of_a_set_read_alike(name: str) -> None:
         return workload.name
 
     assert len(set(map(words, SETS[name]))) == len(SETS[name])
+
+
+def test_the_batches_that_the_cpu_targets_are_stated_for() -> None:
+    names = {workload.name for workload in workload_set(["cpu-decode", "cpu-decode-large"])}
+    expected = {
+        f"decode {batch}x{context} {heads} {dtype}"
+        for batch in (1, 8, 32)
+        for context in (1024, 4096, 16384)
+        for heads in ("32/8x128", "9/3x64")
+        for dtype in ("bfloat16", "float32")
+    }
+    assert names == expected
+
+
+def test_the_shapes_that_the_cpu_targets_are_stated_for() -> None:
+    shapes = workload_set(["cpu-shapes"])
+    assert all(workload.block_size == 128 for workload in shapes)
+    assert {str(workload.heads) for workload in shapes if workload.kv_cache_dtype == "fp8"} == {
+        *("32/8x128", "9/3x64")
+    }
+    assert {str(workload.heads) for workload in shapes if workload.kv_cache_dtype == "auto"} == {
+        *("32/8x96", "32/8x192", "32/8x256", "8/8x128", "32/4x128")
+    }

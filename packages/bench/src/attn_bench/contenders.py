@@ -40,6 +40,8 @@ class Copy:
         window: keys (left, right) of a row beside its own.
         compute_dtype: of the products, where it is not the query's: fp8 for a call that multiplies
             in it.
+        error_factor: how many times the contract's budget it may err; above 1 for a direct call
+            whose own rounding is coarser, which its notes then say.
     """
 
     call: Callable[[], Any]
@@ -50,6 +52,7 @@ class Copy:
     lse: Callable[[Any], Tensor] | None = None
     window: tuple[int | None, int | None] = (None, None)
     compute_dtype: torch.dtype | None = None
+    error_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,6 +67,7 @@ class Prepared:
         plan: the host's work of a step, on a batch in its order; None where there is none.
         notes: what a reader of the figures must know.
         libraries: versions of the vendor libraries that it stands on.
+        is_attention: its calls answer; False for a yardstick, whose calls return anything.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Prepared:
     plan: Callable[[], object] | None = None
     notes: tuple[str, ...] = ()
     libraries: Mapping[str, str] = field(default_factory=dict)
+    is_attention: bool = True
 
 
 class Contender(ABC):

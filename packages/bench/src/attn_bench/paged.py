@@ -89,6 +89,7 @@ def paged_copy(
     tokens: Callable[[Any], Tensor] = lambda output: output,
     lse: Callable[[Any], Tensor] | None = None,
     compute_dtype: torch.dtype | None = None,
+    error_factor: float = 1.0,
 ) -> Copy:
     """Return a call over one layer's cache.
 
@@ -100,6 +101,7 @@ def paged_copy(
         tokens: turns what `call` returns into (T, Hq, D).
         lse: turns it into (Hq, T), natural logarithm.
         compute_dtype: of the products, where it is not the query's.
+        error_factor: how many times the contract's budget it may err.
     """
     return Copy(
         call=call,
@@ -110,6 +112,7 @@ def paged_copy(
         lse=lse,
         window=workload.window_sides,
         compute_dtype=compute_dtype,
+        error_factor=error_factor,
     )
 
 

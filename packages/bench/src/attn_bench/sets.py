@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from attn_bench.workloads import Heads, Workload, WorkloadPhase
 from attn_shared.errors import UnknownNameError
 
@@ -114,20 +116,51 @@ _H200_SETS = {
     "h200-prefill": _H200_PREFILL,
     "h200-own-output": _each((*_H200_DECODE, *_H200_SHAPES, *_H200_PREFILL), own_output=True),
 }
+_CPU_HEADS = (Heads(), Heads(num_heads=9, num_kv_heads=3, head_size=64))
+_CPU_DECODE = tuple(
+    _decode(batch, context).with_fields(heads=heads, dtype=dtype, block_size=128)
+    for dtype in (torch.bfloat16, torch.float32)
+    for heads in _CPU_HEADS
+    for batch, context in ((1, 1024), (1, 4096), (1, 16384), (8, 1024), (8, 4096), (32, 1024))
+)
+_CPU_LARGE = tuple(
+    _decode(batch, context).with_fields(heads=heads, dtype=dtype, block_size=128)
+    for dtype in (torch.bfloat16, torch.float32)
+    for heads in _CPU_HEADS
+    for batch, context in ((8, 16384), (32, 4096), (32, 16384))
+)
+_CPU_USUAL = _decode(8, 4096).with_fields(block_size=128)
+_CPU_SHAPES = tuple(
+    workload.with_fields(dtype=dtype)
+    for dtype in (torch.bfloat16, torch.float32)
+    for workload in (
+        *(_CPU_USUAL.with_fields(kv_cache_dtype="fp8", heads=heads) for heads in _CPU_HEADS),
+        *(_CPU_USUAL.with_fields(heads=Heads(head_size=size)) for size in (96, 192, 256)),
+        _CPU_USUAL.with_fields(heads=Heads(num_heads=8)),
+        _CPU_USUAL.with_fields(heads=Heads(num_kv_heads=4)),
+    )
+)
+_CPU_SETS = {
+    "cpu-decode": _CPU_DECODE,
+    "cpu-decode-large": _CPU_LARGE,
+    "cpu-shapes": _CPU_SHAPES,
+}
 _FULL = ("decode", "prefill", "chunked", "mixed", "shared-prefix")
 
 SETS: Mapping[str, tuple[Workload, ...]] = MappingProxyType(
     {
         **_BASIC_SETS,
         **_H200_SETS,
+        **_CPU_SETS,
         "quick": (_decode(1, 1024), _decode(8, 1024), _prefill(1, 512), _mixed(6, 1024, 256)),
         "full": tuple(workload for name in _FULL for workload in _BASIC_SETS[name]),
     }
 )
-"""Workloads by the name of their set, for a layer of 32/8x128 in bfloat16 but for h200-shapes.
+"""Workloads by the name of their set, for a layer of 32/8x128 in bfloat16 where none is named.
 
 The sets named for the H200 fill such a device; they are what the targets of the GPU backends are
-stated for. h200-own-output holds the same batches, into the call's own tensor.
+stated for, as those named for a CPU are for CPU_ATTN's. h200-own-output holds the H200's batches,
+into the call's own tensor.
 """
 
 

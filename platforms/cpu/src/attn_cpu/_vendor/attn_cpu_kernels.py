@@ -51,9 +51,10 @@ def load() -> ModuleType:
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
+        # torch says only which library; the loader's own words are the cause.
         raise ImportError(
             f"torch {torch.__version__} does not load kernels that were built with torch "
-            f"{kernels.TORCH}: {error}"
+            f"{kernels.TORCH}: {error.__cause__ or error}"
         ) from error
     register_fakes()
     return kernels
