@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from attn_shared.spec import LayerSpec
 from attn_triton._metadata import TritonAttentionMetadata
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
-from attn_triton.launch import Handle, Launcher
+from attn_triton.launch import Launcher
+from attn_triton.machine import require_readable
 from attn_triton.tiles import Tile, Widths
 
 __all__ = ["KeysValues", "LayerCalls"]
@@ -112,6 +112,7 @@ class LayerCalls:
         )
         launchers = self._launchers.get(key)
         if launchers is None:
+            require_readable(keys.key.dtype, query.device)
             launchers = self._launchers[key] = self._make(key, is_int8=keys.key_scales is not None)
         plan = metadata.plans[self.visibility]
         lse_stride = 0 if lse is None else lse.stride(0)

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from attn_shared.arch import Arch, parse_arch
-from attn_shared.vendor import Vendor
+from attn_shared.dtypes import dtype_name
+from attn_shared.errors import UnsupportedOptionError
+from attn_shared.vendor import Fp8Format, Vendor
 
-__all__ = ["Machine", "machine_of"]
+__all__ = ["Machine", "machine_of", "require_readable"]
 
 _INTERPRETED = "sm_90"  # whose shapes the interpreter runs
+_FLAVOURS = {
+    torch.float8_e4m3fn: Fp8Format.E4M3FN,
+    torch.float8_e4m3fnuz: Fp8Format.E4M3FNUZ,
+}
 _INTERPRETED_UNITS = 4  # few, so that small batches are cut and large ones are not
 
 
@@ -41,6 +47,24 @@ def machine_of(device: torch.device) -> Machine:
     name = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
     arch = parse_arch(name or f"{properties.major}.{properties.minor}")
     return Machine(arch=arch, compute_units=properties.multi_processor_count)
+
+
+def require_readable(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a cache in a flavour of e4m3 that Triton does not read on the device.
+
+    Raises:
+        UnsupportedOptionError: names the flavour and the device's.
+    """
+    flavour = _FLAVOURS.get(dtype)
+    if flavour is None:
+        return
+    arch = machine_of(device).arch
+    if arch.fp8 is not flavour:
+        raise UnsupportedOptionError(
+            f"a cache of {dtype_name(dtype)} on {arch.canonical}, whose e4m3 flavour is "
+            f"{arch.fp8}; allowed: that one, fp8_e5m2, or another format.",
+            hint="allocate the cache with the flavour of the device that reads it.",
+        )
 
 
 def _units(properties: object) -> int:

@@ -29,6 +29,8 @@ _UNKNOWN_SHARED_BYTES = 64 * 1024  # of architectures whose limit is in no table
 _MOST_DECODE_ROWS = 64
 _ROWS_TIMES_WIDTH = 64 * 128  # of a decode tile's sums, over 128 threads: 64 registers each
 _PREFILL_REGISTERS = 64  # of a thread for a prefill tile's sums
+_FLOAT32_BYTES = 4
+_FLOAT32_KEYS = 32  # and rows, at heads of 128 or less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class LaunchRow:
         decode_full: for waves of more.
         prefill: for many rows.
         provenance: where the numbers come from.
+        most_elements: of a tile of keys; wider heads get fewer keys, since registers spill.
     """
 
     families: tuple[str, ...]
@@ -91,6 +94,7 @@ class LaunchRow:
     decode_full: Tile
     prefill: Tile
     provenance: str
+    most_elements: int = 64 * 512
 
 
 _H200 = (
@@ -127,8 +131,9 @@ _TABLE = (
         families=("rdna1", "rdna2", "rdna3", "rdna3.5", "rdna4"),
         decode=Tile(rows=16, keys=32, num_warps=4, stages=1, programs_per_unit=2),
         decode_full=Tile(rows=16, keys=32, num_warps=4, stages=1, programs_per_unit=2),
-        prefill=Tile(rows=32, keys=32, num_warps=4, stages=1),
+        prefill=Tile(rows=32, keys=16, num_warps=4, stages=1),
         provenance=f"{_NOT_RUN}compiled: 128 x 64 tiles spill 630 to 1520 registers, these none",
+        most_elements=16 * 256,
     ),
 )
 _OTHERS = LaunchRow(
@@ -177,7 +182,7 @@ def decode_tiles(arch: Arch, widths: Widths, num_rows: int) -> tuple[Tile, Tile]
         widths: of the layer.
         num_rows: query rows of one kv head that a request has at most.
     """
-    row = launch_row(arch.family)
+    row = _row_for(arch, widths)
     most = min(_MOST_DECODE_ROWS, max(_LEAST, _ROWS_TIMES_WIDTH // widths.padded[1]))
     rows = min(most, max(_LEAST, next_power_of_2(num_rows)))
     return (
@@ -188,12 +193,37 @@ def decode_tiles(arch: Arch, widths: Widths, num_rows: int) -> tuple[Tile, Tile]
 
 def prefill_tile(arch: Arch, widths: Widths) -> Tile:
     """Return the shape for many rows."""
-    tile = launch_row(arch.family).prefill
+    tile = _row_for(arch, widths).prefill
     most = tile.num_warps * 32 * _PREFILL_REGISTERS // widths.padded[1]
-    tile = replace(tile, rows=max(_LEAST, min(tile.rows, next_power_of_2(most))))
-    if tile.rows < launch_row(arch.family).prefill.rows:
-        tile = replace(tile, max_registers=None)
+    if most < tile.rows:
+        tile = replace(tile, rows=max(_LEAST, most), max_registers=None)
     return _shrunk(tile, widths, _limit(arch))
+
+
+def _row_for(arch: Arch, widths: Widths) -> LaunchRow:
+    """Return the family's shapes, smaller for wide heads and for float32.
+
+    Products of float32 without TF32 run on no tensor core: each thread holds the operands of its
+    part of the tile in registers.
+    """
+    row = launch_row(arch.family)
+    rows, keys = row.prefill.rows, row.most_elements // max(widths.padded)
+    if widths.element_bytes == _FLOAT32_BYTES:
+        rows = keys = min(_FLOAT32_KEYS, _FLOAT32_KEYS * 128 // max(widths.padded))
+    return replace(
+        row,
+        decode=_at_most(row.decode, rows=row.decode.rows, keys=keys),
+        decode_full=_at_most(row.decode_full, rows=row.decode_full.rows, keys=keys),
+        prefill=_at_most(row.prefill, rows=rows, keys=keys),
+    )
+
+
+def _at_most(tile: Tile, *, rows: int, keys: int) -> Tile:
+    """Return the tile with at most so many rows and keys, and the registers that it then needs."""
+    if rows >= tile.rows and keys >= tile.keys:
+        return tile
+    rows, keys = (max(_LEAST, min(pair)) for pair in ((tile.rows, rows), (tile.keys, keys)))
+    return replace(tile, rows=rows, keys=keys, max_registers=None)
 
 
 def _in_waves(tile: Tile, widths: Widths, arch: Arch) -> Tile:
