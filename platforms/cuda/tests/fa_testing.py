@@ -68,12 +68,12 @@ def build_of(flags: dict[str, str] | None = None, *arguments: str) -> VendorBuil
     )
 
 
-def inventory(**entries: VendorBuild | None | str) -> Inventory:
+def inventory(**entries: VendorBuild | str | None) -> Inventory:
     """A build is loaded, None is taken as complete, a text is what a broken library says."""
     return Inventory(tuple(_entry(name, found) for name, found in entries.items()))
 
 
-def _entry(name: str, found: VendorBuild | None | str) -> VendorEntry:
+def _entry(name: str, found: VendorBuild | str | None) -> VendorEntry:
     if isinstance(found, str):
         return VendorEntry(
             name=name, status=VendorStatus.BROKEN, error=found, install=f"pip install {name}"

@@ -46,8 +46,10 @@ def reason(arch: str, found: Inventory, **fields: Any) -> Reason:
 
 @pytest.mark.parametrize(
     ("arch", "version"),
-    [("8.0", 2), ("8.6", 2), ("8.9", 2), ("9.0", 3), ("10.0", 4), ("10.3", 4)]
-    + [("11.0", 2), ("12.0", 2), ("12.1", 2), ("7.5", None)],
+    [
+        *(("8.0", 2), ("8.6", 2), ("8.9", 2), ("9.0", 3), ("10.0", 4), ("10.3", 4)),
+        *(("11.0", 2), ("12.0", 2), ("12.1", 2), ("7.5", None)),
+    ],
 )
 def test_a_generation_for_each_architecture(arch: str, version: int | None) -> None:
     resolved = provider(arch)

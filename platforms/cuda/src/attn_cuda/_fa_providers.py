@@ -130,14 +130,14 @@ def resolve_provider(
         inventory: what is installed.
         request: what is asked; a named `flash_attn_version` is taken or refused, never replaced.
     """
-    refused: list[tuple[_Library, VendorEntry, list[Reason]]] = []
+    refused: list[_Refused] = []
     for library in _ranked(device, request.flash_attn_version):
         entry = inventory.get(library.name)
         objections = list(_objections(library, entry.build, device, request))
         if entry.is_usable and not objections:
             return Resolution(provider=_provider(library, entry))
         refused.append((library, entry, objections))
-    return Resolution(reason=_refusal(device, request, refused))
+    return Resolution(reason=_refusal(device, inventory, request, refused))
 
 
 def _ranked(device: DeviceFacts, version: int | None) -> list[_Library]:
@@ -166,47 +166,48 @@ def _provider(library: _Library, entry: VendorEntry) -> Provider:
 
 _VARLEN = "flash_attn_varlen_func"
 
+_Refused = tuple[_Library, VendorEntry, list[Reason]]
+"""A library, what is known of it, and what it objects to."""
+
 
 def _refusal(
-    device: DeviceFacts,
-    request: AttentionRequest,
-    refused: list[tuple[_Library, VendorEntry, list[Reason]]],
+    device: DeviceFacts, inventory: Inventory, request: AttentionRequest, refused: list[_Refused]
 ) -> Reason:
     """Sum up: what the usable builds object to, and what would mend it."""
-    remedies = [
+    hint = "; ".join(
         entry.describe()
         for _, entry, why in refused
         if not entry.is_usable and not why and entry.install
-    ]
-    hint = "; ".join(remedies)
-    met = [(entry, why) for _, entry, why in refused if why and entry.is_usable] or [
-        (entry, why) for _, entry, why in refused if why
-    ]
-    version = request.flash_attn_version
-    if version is not None:
-        words = [f"{entry.name}: {'; '.join(map(str, why))}" for entry, why in met]
-        served = ", ".join(str(v) for v in _served_versions(device)) or "none"
-        allowed = f"{served} on {device.arch}"
-        return Reason(
-            code="flash_attn_version",
-            value=str(version),
-            allowed=" | ".join([allowed, *words]),
-            hint=hint,
-        )
+    )
+    met = [(entry.name, why) for _, entry, why in refused if why and entry.is_usable]
+    if request.flash_attn_version is not None:
+        found = met or [(entry.name, why) for _, entry, why in refused if why]
+        return _named_refusal(device, request.flash_attn_version, found, hint)
     if not met:
-        return Reason(
-            code="flash_attn_build", value="none", allowed=", ".join(LIBRARIES), hint=hint
-        )
+        return _no_build(device, inventory, hint)
     first = met[0][1][0]
     allowed = " | ".join(
-        f"{entry.name}: {why[0].allowed if why[0].code == first.code else why[0]}"
-        for entry, why in met
+        f"{name}: {why[0].allowed if why[0].code == first.code else why[0]}" for name, why in met
     )
     return Reason(code=first.code, value=first.value, allowed=allowed, hint=hint or first.hint)
 
 
-def _served_versions(device: DeviceFacts) -> list[int]:
-    return sorted({library.version for library in _ranked(device, None)})
+def _named_refusal(
+    device: DeviceFacts, version: int, met: list[tuple[str, list[Reason]]], hint: str
+) -> Reason:
+    versions = sorted({library.version for library in _ranked(device, None)})
+    served = f"{', '.join(map(str, versions)) or 'none'} on {device.arch}"
+    words = [f"{name}: {'; '.join(map(str, why))}" for name, why in met]
+    allowed = " | ".join([served, *words])
+    return Reason(code="flash_attn_version", value=str(version), allowed=allowed, hint=hint)
+
+
+def _no_build(device: DeviceFacts, inventory: Inventory, hint: str) -> Reason:
+    """Say that nothing usable is for this device, and for which devices the rest is."""
+    here = [item for item in _LIBRARIES if inventory.get(item.name).is_usable]
+    families = [f"{item.name}: {', '.join(f'{major}.x' for major in item.majors)}" for item in here]
+    allowed = " | ".join(families) or ", ".join(libraries_for(device))
+    return Reason(code="flash_attn_build", value=device.arch, allowed=allowed, hint=hint)
 
 
 def _objections(

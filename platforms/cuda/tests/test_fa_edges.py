@@ -1,0 +1,122 @@
+"""What is put right beside a kernel's call: sinks, an LSE without keys, alignment, fp8 factors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from attn_cuda._fa_edges import Descales, Sinks, aligned, is_aligned, without_positive_infinity
+from attn_cuda._fa_providers import Provider
+
+THIRD = Provider(library="flash_attn_3", version=3)
+FOURTH = Provider(library="flash_attn_4", version=4)
+
+
+def test_rows_that_lie_well_are_handed_on() -> None:
+    rows = torch.zeros(4, 2, 8, dtype=torch.bfloat16)
+    assert aligned(rows) is rows
+    assert is_aligned(torch.zeros(4, 6, 16, dtype=torch.bfloat16)[:, 2:4, 8:])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.zeros(65, dtype=torch.bfloat16)[1:].reshape(4, 2, 8),
+        torch.zeros(4, 2, 9, dtype=torch.bfloat16)[..., :8],
+        torch.zeros(4, 8, 2, dtype=torch.bfloat16).transpose(1, 2),
+        torch.zeros(4, 20, dtype=torch.bfloat16)[:, :16].unflatten(1, (2, 8)),
+    ],
+    ids=["offset", "head-stride", "last-stride", "row-stride"],
+)
+def test_rows_that_do_not_are_copied(rows: torch.Tensor) -> None:
+    copied = aligned(rows)
+    assert copied is not rows
+    assert is_aligned(copied)
+    assert torch.equal(copied, rows)
+
+
+def test_a_row_without_keys_is_minus_infinity() -> None:
+    lse = without_positive_infinity(torch.tensor([[math.inf, 0.5, -math.inf]]))
+    assert lse.tolist() == [[-math.inf, 0.5, -math.inf]]
+
+
+def test_sinks_that_bfloat16_holds_are_converted_once() -> None:
+    held, sinks = Sinks(THIRD), torch.tensor([1.0, -0.5])
+    first, is_exact = held.of(sinks)
+    assert is_exact
+    assert first is not None
+    assert first.dtype is torch.bfloat16
+    assert held.of(sinks)[0] is first
+
+
+def test_sinks_that_change_in_place_are_looked_at_again() -> None:
+    held, sinks = Sinks(THIRD), torch.tensor([1.0, -0.5])
+    held.of(sinks)
+    sinks[0] = 2.0
+    converted, is_exact = held.of(sinks)
+    assert is_exact
+    assert converted is not None
+    assert converted.tolist() == [2.0, -0.5]
+    sinks[0] = 1.001
+    assert held.of(sinks)[1] is False
+
+
+def test_other_generations_take_sinks_as_they_are() -> None:
+    sinks = torch.tensor([1.001])
+    assert Sinks(FOURTH).of(sinks) == (sinks, True)
+    assert Sinks(THIRD).of(None) == (None, True)
+
+
+def test_rounded_sinks_are_corrected_in_output_and_lse() -> None:
+    # One key of logit 0 and value 1; the sink is 5.01, and 5.0 in bfloat16.
+    rounded, sink = torch.tensor([5.0], dtype=torch.bfloat16), torch.tensor([5.01])
+    output = torch.tensor([[[1 / (1 + math.exp(5.0))]]])
+    lse = torch.tensor([[math.log(1 + math.exp(5.0))]])
+
+    corrected = Sinks.correct(output, lse, sink, rounded)
+
+    assert corrected.item() == pytest.approx(math.log(1 + math.exp(5.01)), abs=1e-6)
+    assert output.item() == pytest.approx(1 / (1 + math.exp(5.01)), rel=1e-5)
+
+
+def test_a_row_without_keys_has_the_sink_for_its_lse() -> None:
+    rounded, sink = torch.tensor([5.0], dtype=torch.bfloat16), torch.tensor([5.01])
+    output = torch.zeros(1, 1, 2)
+    assert Sinks.correct(output, torch.full((1, 1), -math.inf), sink, rounded).item() == (
+        pytest.approx(5.01)
+    )
+    assert output.tolist() == [[[0.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (0.5, [[0.5, 0.5]] * 3),
+        (torch.tensor(0.25), [[0.25, 0.25]] * 3),
+        (torch.tensor([2.0]), [[2.0, 2.0]] * 3),
+        (torch.tensor([1.0, 4.0]), [[1.0, 4.0]] * 3),
+    ],
+    ids=["number", "scalar", "one", "per-head"],
+)
+def test_factors_are_one_per_request_and_head(
+    scale: float | torch.Tensor, expected: list[list[float]]
+) -> None:
+    found = Descales(2, 2).of(scale, 3, torch.device("cpu"))
+    assert found.dtype is torch.float32
+    assert found.tolist() == expected
+
+
+def test_a_number_becomes_one_tensor() -> None:
+    descales = Descales(2, 2)
+    first, second = (descales.of(0.5, 3, torch.device("cpu")) for _ in range(2))
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_the_query_is_quantised_by_kv_head() -> None:
+    query = torch.full((1, 4, 8), 8.0)
+    stored = Descales(2, 2).quantized(query, torch.tensor([1.0, 4.0]))
+    assert stored.dtype is torch.float8_e4m3fn
+    assert stored[0, :, 0].float().tolist() == [8.0, 8.0, 2.0, 2.0]
+    assert Descales(2, 2).quantized(query * 1000, 1.0).float().max() == 448.0

@@ -1,0 +1,36 @@
+"""Who writes the cache and merges: decided once, by the device and by what is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from fa_testing import H200
+
+from attn_cuda._fa_portable import portable_for
+from attn_shared.kv_write import write_kv
+from attn_shared.merge import merge_attn_states
+
+HERE = replace(H200, is_simulated=False)
+
+
+def test_torch_where_the_device_is_not_here() -> None:
+    found = portable_for(H200)
+    assert (found.name, found.write_kv, found.merge) == ("torch", write_kv, merge_attn_states)
+
+
+def test_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert portable_for(HERE).name == "torch"
+
+
+def test_triton_where_both_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = SimpleNamespace(write_kv=object(), merge_attn_states=object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: kernels)
+    found = portable_for(HERE)
+    assert found.name == "triton"
+    assert (found.write_kv, found.merge) == (kernels.write_kv, kernels.merge_attn_states)
