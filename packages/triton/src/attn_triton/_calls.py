@@ -220,11 +220,16 @@ class LayerCalls:
         own = self._constants(key, is_int8) | heads | output
         merged = heads | output | {"PARTS": _COMBINE_PARTS}
         del merged["D"], merged["DP"]
-        return _Launchers(
-            decode=shape.decode and _launcher(decode, shape.decode, {**own, "BLOCKS": shape.blocks}),
-            combine=shape.decode and Launcher(combine, merged),
-            prefill=shape.prefill and _launcher(prefill, shape.prefill, own),
-        )
+        found = _Launchers(None, None, None)
+        if shape.decode is not None:
+            blocks = {"BLOCKS": shape.blocks}
+            found = found._replace(
+                decode=_launcher(decode, shape.decode, own | blocks),
+                combine=Launcher(combine, merged),
+            )
+        if shape.prefill is not None:
+            found = found._replace(prefill=_launcher(prefill, shape.prefill, own))
+        return found
 
     def _heads(self) -> dict[str, object]:
         spec, (padded, padded_v) = self._spec, self._padded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -231,7 +232,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
                 f"{name} device", tensor.device, f"{self.device}, the builder's"
             )
 
-    def _tensors_of(self, common: CommonAttentionMetadata) -> dict[str, object]:
+    def _tensors_of(self, common: CommonAttentionMetadata) -> dict[str, Any]:
         """Return the fields that are tensors of the batch, or say how to read them."""
         causal, flags = 0, None
         if self._layer.attn_type is AttentionType.DECODER:
@@ -264,9 +265,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         starts = common.key_start_loc_cpu
         return common.num_actual_tokens if starts is None else int(starts[-1])
 
-    def _new(
-        self, common: CommonAttentionMetadata, *, is_bound: bool
-    ) -> TritonAttentionMetadata:
+    def _new(self, common: CommonAttentionMetadata, *, is_bound: bool) -> TritonAttentionMetadata:
         """Choose grids and take buffers of their size."""
         planner, ranges = self._planner, self._ranges(common.mm_prefix_ranges, common.num_reqs)
         composition = composition_of(
@@ -294,7 +293,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             shape=self._shape(decode, composition),
             parts=parts,
             stats=stats,
-            **self._tensors_of(common),  # type: ignore[arg-type]
+            **self._tensors_of(common),
         )
 
     def _longest(self, common: CommonAttentionMetadata) -> int:
@@ -322,9 +321,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             room = self._scratch
         return room[:values], room[values : values + stats]
 
-    def _empty_plans(
-        self, num_reqs: int, decode: DecodeGrid | None
-    ) -> dict[Visibility, Tensor]:
+    def _empty_plans(self, num_reqs: int, decode: DecodeGrid | None) -> dict[Visibility, Tensor]:
         records = 0 if decode is None else decode.max_items
         size = _HEADER + 4 * records + 2 * (num_reqs + 1)
         return {
@@ -333,7 +330,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         }
 
     def _ranges(self, given: MMPrefixRanges, num_reqs: int) -> Tensor | None:
-        """Return the multimodal ranges as (B, R, 2), absent ones empty; None where there are none."""
+        """Return the multimodal ranges as (B, R, 2), absent ones empty; None without any."""
         most = max((len(own) for own in given.values()), default=0)
         if not most:
             return None

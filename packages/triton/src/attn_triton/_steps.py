@@ -166,10 +166,10 @@ def composition_of(
         )
     lens = common.query_lens_cpu
     is_decode = lens.gt(0) & lens.le(0 if is_cache_free else most_tokens)
-    blocks = (lens.mul(group).add_(rows - 1)).div_(rows, rounding_mode="floor")
+    lens_in_blocks = (lens.mul(group).add_(rows - 1)).div_(rows, rounding_mode="floor")
     decode_lens = lens[is_decode]
     return Composition(
         num_decodes=len(decode_lens),
         decode_tokens=int(decode_lens.max()) if len(decode_lens) else 0,
-        num_blocks=int(blocks[~is_decode].sum()),
+        num_blocks=int(lens_in_blocks[~is_decode].sum()),
     )

@@ -7,7 +7,6 @@ costs nothing, as it is compiled out.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import torch

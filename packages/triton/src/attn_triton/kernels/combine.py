@@ -52,14 +52,14 @@ def combine(
         return
     dv = tl.arange(0, DVP)
     m = row_start(1)
-    l = tl.zeros([1], tl.float32)
+    total = tl.zeros([1], tl.float32)
     acc = tl.zeros([1, DVP], tl.float32)
     for begin in range(0, parts, PARTS):
         part = begin + tl.arange(0, PARTS)
         live = part < parts
         slot = ((item + part) * HK + kv_head).to(tl.int64) * max_rows + row
         part_m = tl.load(stat_ptr + slot * 2, mask=live, other=-1e30)
-        part_l = tl.load(stat_ptr + slot * 2 + 1, mask=live, other=0.0)
+        part_total = tl.load(stat_ptr + slot * 2 + 1, mask=live, other=0.0)
         values = tl.load(
             part_ptr + (slot[:, None] * DV + dv[None, :]),
             mask=live[:, None] & (dv < DV)[None, :],
@@ -68,7 +68,7 @@ def combine(
         top = tl.maximum(m, tl.max(part_m, 0))
         weight = tl.math.exp2(part_m - tl.max(top, 0))
         fade = tl.math.exp2(m - top)
-        l = l * fade + tl.sum(part_l * weight, 0)
+        total = total * fade + tl.sum(part_total * weight, 0)
         acc = acc * fade[:, None] + tl.sum(values * weight[:, None], 0)[None, :]
         m = top
     head = kv_head * (HQ // HK) + row % (HQ // HK)
@@ -76,7 +76,7 @@ def combine(
     sink = 0.0
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head)
-    out, lse = finish(m, l, acc, sink, sinks_ptr is not None)
+    out, lse = finish(m, total, acc, sink, sinks_ptr is not None)
     to = out_ptr + token.to(tl.int64) * O_TOKEN + head * O_HEAD
     values = out.to(out_ptr.dtype.element_ty)
     tl.store(to + dv[None, :], values, mask=(dv < DV)[None, :])

@@ -15,7 +15,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "max_items", "max_rows", "table_stride", "lse_stride"])
-def decode(
+def decode(  # size: one algorithm
     q_ptr,
     k_ptr,
     v_ptr,
@@ -75,7 +75,8 @@ def decode(
     do nothing. A request of one part is written as it is, the parts of others go to the combine
     kernel. Absent pointers are None.
 
-    Args:
+    What the parameters are:
+
         q_ptr: (T, HQ, D).
         k_ptr: (blocks, PAGE, HK, D) by strides; fp8 or int8 too.
         v_ptr: (blocks, PAGE, HK, DV).
@@ -128,7 +129,9 @@ def decode(
 
     d = tl.arange(0, DP)
     at = (q0 + token).to(tl.int64) * Q_TOKEN + head * Q_HEAD
-    q = tl.load(q_ptr + (at[:, None] + d[None, :]), mask=live[:, None] & (d < D)[None, :], other=0.0)
+    q = tl.load(
+        q_ptr + (at[:, None] + d[None, :]), mask=live[:, None] & (d < D)[None, :], other=0.0
+    )
     slope = 0.0
     if slopes_ptr is not None:
         slope = tl.load(slopes_ptr + head, mask=live, other=0.0) * _LOG2E
@@ -143,7 +146,7 @@ def decode(
     if INT8:
         k_scales = k_scale_ptr + kv_head * (K_HEAD // 4)
         v_scales = v_scale_ptr + kv_head * (V_HEAD // 4)
-    m, l, acc = sweep(
+    m, total, acc = sweep(
         q,
         row_start(ROWS),
         tl.zeros([ROWS], tl.float32),
@@ -190,13 +193,15 @@ def decode(
         sink = 0.0
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=live, other=0.0)
-        out, lse = finish(m, l, acc, sink, sinks_ptr is not None)
+        out, lse = finish(m, total, acc, sink, sinks_ptr is not None)
         to = (q0 + token).to(tl.int64) * O_TOKEN + head * O_HEAD
-        tl.store(out_ptr + (to[:, None] + dv[None, :]), out.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            out_ptr + (to[:, None] + dv[None, :]), out.to(out_ptr.dtype.element_ty), mask=inside
+        )
         if lse_ptr is not None:
             tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
     else:
         slot = (part_of * HK + kv_head).to(tl.int64) * max_rows + row
         tl.store(part_ptr + (slot[:, None] * DV + dv[None, :]), acc, mask=inside)
         tl.store(stat_ptr + slot * 2, m, mask=live)
-        tl.store(stat_ptr + slot * 2 + 1, l, mask=live)
+        tl.store(stat_ptr + slot * 2 + 1, total, mask=live)

@@ -34,7 +34,7 @@ def _request_of(block, starts, num_reqs):
 
 
 @triton.jit(do_not_specialize=["num_reqs", "max_items", "table_stride", "lse_stride", "num_ranges"])
-def prefill(
+def prefill(  # size: one algorithm
     q_ptr,
     k_ptr,
     v_ptr,
@@ -92,7 +92,8 @@ def prefill(
     past the plan's blocks do nothing. Tiles that every row sees whole run without a mask, tiles
     that no row sees are left out. The arguments are those of `decode`, and:
 
-    Args:
+    What the parameters are:
+
         lens_ptr: with PAGE=0, (B + 1,) int32 prefix sums of keys; then K and V are (keys, HK, D).
         ranges_ptr: (B, num_ranges, 2) int32: positions that see each other, both ends included; a
             start past its end is no range. With it every tile is masked.
@@ -143,7 +144,9 @@ def prefill(
 
     d = tl.arange(0, DP)
     at = (q0 + token).to(tl.int64) * Q_TOKEN + head * Q_HEAD
-    q = tl.load(q_ptr + (at[:, None] + d[None, :]), mask=live[:, None] & (d < D)[None, :], other=0.0)
+    q = tl.load(
+        q_ptr + (at[:, None] + d[None, :]), mask=live[:, None] & (d < D)[None, :], other=0.0
+    )
     slope = 0.0
     if slopes_ptr is not None:
         slope = tl.load(slopes_ptr + head, mask=live, other=0.0) * _LOG2E
@@ -164,13 +167,13 @@ def prefill(
     keys = k_ptr + (k_at + kv_head * K_HEAD)
     values = v_ptr + (v_at + kv_head * V_HEAD)
     m = row_start(ROWS)
-    l = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DVP], tl.float32)
     HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
     RANGES: tl.constexpr = ranges_ptr is not None
     if HAS_FIRST and not RANGES:
-        m, l, acc = sweep(
-            q, m, l, acc, keys, values, k_scales, v_scales, table,
+        m, total, acc = sweep(
+            q, m, total, acc, keys, values, k_scales, v_scales, table,
             begin, tl.minimum(whole_begin, end), num_keys,
             past + token, first, last, slope, scale, cap, ranges, num_ranges,
             D, DV, DP, DVP, BN, PAGE, K_BLOCK, K_TOKEN, V_BLOCK, V_TOKEN,
@@ -178,15 +181,15 @@ def prefill(
         )  # fmt: skip
         begin = whole_begin
     if not RANGES:
-        m, l, acc = sweep(
-            q, m, l, acc, keys, values, k_scales, v_scales, table,
+        m, total, acc = sweep(
+            q, m, total, acc, keys, values, k_scales, v_scales, table,
             begin, whole_end, num_keys,
             past + token, first, last, slope, scale, cap, ranges, num_ranges,
             D, DV, DP, DVP, BN, PAGE, K_BLOCK, K_TOKEN, V_BLOCK, V_TOKEN,
             False, False, SOFTCAP, slopes_ptr is not None, INT8, False, STAGES,
         )  # fmt: skip
-    m, l, acc = sweep(
-        q, m, l, acc, keys, values, k_scales, v_scales, table,
+    m, total, acc = sweep(
+        q, m, total, acc, keys, values, k_scales, v_scales, table,
         whole_end, end, num_keys,
         past + token, first, last, slope, scale, cap, ranges, num_ranges,
         D, DV, DP, DVP, BN, PAGE, K_BLOCK, K_TOKEN, V_BLOCK, V_TOKEN,
@@ -196,7 +199,7 @@ def prefill(
     sink = 0.0
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=live, other=0.0)
-    out, lse = finish(m, l, acc * v_scale, sink, sinks_ptr is not None)
+    out, lse = finish(m, total, acc * v_scale, sink, sinks_ptr is not None)
     dv = tl.arange(0, DVP)
     to = (q0 + token).to(tl.int64) * O_TOKEN + head * O_HEAD
     inside = live[:, None] & (dv < DV)[None, :]

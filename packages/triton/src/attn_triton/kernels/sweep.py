@@ -98,10 +98,10 @@ def _widen(tile, like, INT8: tl.constexpr):
 
 
 @triton.jit
-def sweep(
+def sweep(  # size: one algorithm
     q,
     m,
-    l,
+    total,
     acc,
     k_ptr,
     v_ptr,
@@ -182,7 +182,7 @@ def sweep(
         top = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - top[:, None])
         fade = tl.math.exp2(m - top)
-        l = l * fade + tl.sum(p, 1)
+        total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
         v = _load(v_ptr + (v_at[:, None] + dv[None, :]), dv, DV, DVP)
         if INT8:
@@ -192,16 +192,16 @@ def sweep(
             page = tl.load(table + tl.minimum(n + BN, num_keys - 1) // PAGE)
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision="ieee")
         m = top
-    return m, l, acc
+    return m, total, acc
 
 
 @triton.jit
-def finish(m, l, acc, sink, SINKS: tl.constexpr):
+def finish(m, total, acc, sink, SINKS: tl.constexpr):
     """Return outputs and natural-log LSEs of rows; one without a key has 0 and -inf, or its sink.
 
     Args:
         m: (rows,) maxima, in units of log2.
-        l: (rows,) sums of weights under them.
+        total: (rows,) sums of weights under them.
         acc: (rows, Dv) weighted values.
         sink: (rows,) natural logits of value zero, with SINKS.
         SINKS: whether there are any.
@@ -210,10 +210,10 @@ def finish(m, l, acc, sink, SINKS: tl.constexpr):
         extra = sink * _LOG2E
         top = tl.maximum(m, extra)
         fade = tl.math.exp2(m - top)
-        l = l * fade + tl.math.exp2(extra - top)
+        total = total * fade + tl.math.exp2(extra - top)
         acc = acc * fade[:, None]
         m = top
-    is_empty = l == 0
-    whole = tl.where(is_empty, 1.0, l)
+    is_empty = total == 0
+    whole = tl.where(is_empty, 1.0, total)
     lse = tl.where(is_empty, -float("inf"), (m + tl.math.log2(whole)) * _LN2)
     return acc / whole[:, None], lse
