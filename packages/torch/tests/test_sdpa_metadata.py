@@ -154,7 +154,7 @@ def test_each_layer_of_a_group_is_asked():
 
 def test_sharded_sequences_are_refused():
     shares = torch.ones(BATCH.common.num_reqs, dtype=torch.int32)
-    with pytest.raises(UnsupportedOptionError, match="dcp=2"):
+    with pytest.raises(MetadataError, match="dcp_local_seq_lens is given"):
         _builder(BATCH).build(0, BATCH.common.with_fields(dcp_local_seq_lens=shares))
 
 

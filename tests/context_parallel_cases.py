@@ -1,0 +1,499 @@
+"""One rank of test_context_parallel_layer: run as a program, it holds each case to the reference.
+
+Every rank knows every rank's queries and all keys. It runs its own share of a case through
+`Attention`, and compares with the float64 reference over the unsharded cache, by the budget that
+every backend has. What it found goes into a file: a word for each failure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from attn_conformance.reference_backend import REFERENCE_CAPABILITY, ReferenceBackend
+from attn_shared.accuracy import check_against_reference, eager_attention
+from attn_shared.backend_names import register_backend
+from attn_shared.capability import Support
+from attn_shared.context_parallel import local_slot_mapping
+from attn_shared.errors import AttnError
+from attn_shared.kv_cache import AttentionSpec
+from attn_shared.kv_write import slot_mapping_for, write_kv
+from attn_shared.layer import Attention
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ranks import ContextParallel
+from attn_shared.reference import AttentionOptions, paged_attention
+from attn_shared.sharded_batch import sharded_batch
+from attn_shared.spec import BuildConfig
+
+WORLD_SIZE = 4
+TIMEOUT = 60
+BLOCK = 16
+
+Groups = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One step of a layer."""
+
+    dcp: int = 2
+    pcp: int = 1
+    interleave: int = 1
+    combine: str | None = None
+    backend: str = "TORCH_SDPA"
+    dtype: torch.dtype = torch.float32
+    heads: int = 2
+    kv_heads: int = 1
+    width: int = 16
+    width_v: int | None = None
+    query_lens: tuple[int, ...] = (1, 1, 1, 1, 1)
+    seq_lens: tuple[int, ...] = (1, 5, 33, 70, 0)
+    window: int | None = None
+    sinks: bool = False
+    alibi: bool = False
+    causal: bool | tuple[bool, ...] = True
+    ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    k_scale: float = 1.0
+    has_exact_lengths: bool = True
+    checked: bool = False
+    reads_cache_only: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+RAGGED = Case(query_lens=(1, 3, 40, 1, 0, 9), seq_lens=(18, 3, 61, 0, 0, 100))
+SPECULATIVE = Case(query_lens=(4, 4, 4), seq_lens=(4, 39, 90))
+PREFILL = Case(query_lens=(70, 5, 150), seq_lens=(70, 5, 333))
+
+
+def _placements() -> Iterator[tuple[str, Case]]:
+    for dcp in (2, 4):
+        for interleave in (1, 4, 16):
+            for combine in ("ag_rs", "a2a"):
+                place = {"dcp": dcp, "interleave": interleave, "combine": combine}
+                name = f"{dcp} {interleave} {combine}"
+                yield f"decode {name}", Case(**place)
+                yield f"speculative {name}", replace(SPECULATIVE, **place)
+                yield f"ragged {name}", replace(RAGGED, **place)
+            yield f"prefill {dcp} {interleave}", replace(PREFILL, dcp=dcp, interleave=interleave)
+
+
+def _features() -> Iterator[tuple[str, Case]]:
+    features: dict[str, dict[str, Any]] = {
+        "window": {"window": 7},
+        "wide window": {"window": 40},
+        "one key": {"window": 1},
+        "sinks": {"sinks": True},
+        "sinks and window": {"sinks": True, "window": 20},
+        "softcap": {"options": {"softcap": 0.7}},
+        "groups": {"heads": 6, "kv_heads": 2},
+        "kv heads": {"heads": 3, "kv_heads": 3},
+        "other values": {"width_v": 24},
+        "bfloat16": {"dtype": torch.bfloat16},
+        "float16": {"dtype": torch.float16, "sinks": True},
+        "fp8": {"options": {"kv_cache_dtype": "fp8"}, "dtype": torch.bfloat16, "k_scale": 0.5},
+        "int8": {
+            "options": {"kv_cache_dtype": "int8_per_token_head"},
+            "dtype": torch.bfloat16,
+        },
+        "HND": {"options": {"kv_layout": "HND"}, "kv_heads": 2},
+        "NHD": {"options": {"kv_layout": "NHD"}, "kv_heads": 2},
+        "invariant": {"options": {"batch_invariant": True}},
+        "checked": {"checked": True},
+        "read only": {"reads_cache_only": True},
+        "connector": {"options": {"use_kv_connector": True}},
+    }
+    for name, fields in features.items():
+        for interleave in (1, 4):
+            yield (
+                f"{name}, interleave {interleave}",
+                replace(RAGGED, interleave=interleave, **fields),
+            )
+    yield "window over 4", replace(RAGGED, dcp=4, window=20, interleave=16)
+    yield "sinks by a2a", replace(RAGGED, dcp=4, sinks=True, combine="a2a", interleave=4)
+    yield "alibi", replace(RAGGED, alibi=True)
+    yield "alibi over 4", replace(RAGGED, alibi=True, dcp=4, kv_heads=2)
+    yield "alibi and window", replace(RAGGED, alibi=True, window=20, sinks=True)
+
+
+def _rules_of_causality() -> Iterator[tuple[str, Case]]:
+    plain = {"options": {"non_causal": True}, "causal": False}
+    for interleave in (1, 4):
+        place = {"interleave": interleave}
+        yield f"non-causal {interleave}", replace(RAGGED, **place, **plain)
+        flags = (True, False, False, True, True, True)
+        mixed = {"options": {"per_request_causal": True}, "causal": flags}
+        yield f"per request {interleave}", replace(RAGGED, **place, **mixed)
+        ranges = {1: [(0, 1)], 2: [(30, 50), (52, 60)], 5: [(3, 9), (95, 97)]}
+        prefix = {"options": {"use_mm_prefix": True}, "ranges": ranges}
+        yield f"ranges {interleave}", replace(RAGGED, **place, **prefix)
+
+
+def _splits() -> Iterator[tuple[str, Case]]:
+    for pcp in (2, 4):
+        place = {"dcp": 1, "pcp": pcp}
+        yield f"split ragged {pcp}", replace(RAGGED, **place)
+        yield f"split prefill {pcp}", replace(PREFILL, **place)
+        yield f"split decode {pcp}", Case(**place)
+        yield f"split one {pcp}", Case(**place, query_lens=(1,), seq_lens=(9,))
+    place = {"dcp": 1, "pcp": 2}
+    everything = {"window": 20, "sinks": True, "alibi": True, "kv_heads": 2}
+    yield "split with features", replace(RAGGED, **place, **everything)
+    yield "split chunks", replace(RAGGED, **place, options={"chunk_size": 8})
+    yield "split fp8", replace(RAGGED, **place, options={"kv_cache_dtype": "fp8"}, k_scale=0.5)
+    plain = {"options": {"non_causal": True}, "causal": False}
+    yield "split non-causal", replace(RAGGED, **place, **plain)
+    for interleave in (1, 4):
+        both = {"dcp": 2, "pcp": 2, "interleave": interleave, "sinks": True}
+        yield f"split and sharded {interleave}", replace(RAGGED, **both)
+        yield f"split and sharded prefill {interleave}", replace(PREFILL, **both, window=40)
+
+
+def cases() -> dict[str, Case]:
+    """Return every case by name."""
+    found = dict(_placements()) | dict(_features()) | dict(_rules_of_causality())
+    found |= dict(_splits())
+    found["no tokens"] = Case(query_lens=(0, 0), seq_lens=(0, 0))
+    found["no requests"] = Case(query_lens=(), seq_lens=())
+    found["reference"] = replace(RAGGED, backend="SHARDED_REFERENCE", interleave=4, sinks=True)
+    found["reference split"] = replace(RAGGED, backend="SHARDED_REFERENCE", dcp=1, pcp=2, window=9)
+    for window in (None, 7, 40):
+        found[f"unknown lengths, window {window}"] = replace(
+            RAGGED,
+            backend="SHARDED_REFERENCE",
+            has_exact_lengths=False,
+            window=window,
+            interleave=4,
+        )
+    return found
+
+
+class Problem:
+    """The tensors of a case, the same on all ranks."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        width_v = case.width if case.width_v is None else case.width_v
+        self.lens = [max(each) for each in zip(case.query_lens, case.seq_lens, strict=True)]
+        rows, tokens = sum(case.query_lens), sum(self.lens)
+        shape = (case.dcp, rows, case.heads, case.width)
+        self.queries = torch.randn(shape, generator=generator).to(case.dtype)
+        self.keys = torch.randn(tokens, case.kv_heads, case.width, generator=generator)
+        self.values = torch.randn(tokens, case.kv_heads, width_v, generator=generator)
+        self.keys, self.values = self.keys.to(case.dtype), self.values.to(case.dtype)
+        self.sinks = torch.randn(case.dcp, case.heads, generator=generator)
+        self.slopes = torch.rand(case.dcp, case.heads, generator=generator) / 4
+        longest = max(case.seq_lens, default=0)
+        self.num_columns = max(1, -(-longest // BLOCK))
+        count = len(case.seq_lens) * self.num_columns
+        order = torch.randperm(count, generator=generator)
+        self.table = order.view(len(case.seq_lens), self.num_columns).int()
+        self.num_blocks = max(1, count)
+
+
+def _starts(lens: tuple[int, ...] | list[int]) -> torch.Tensor:
+    starts = torch.zeros(len(lens) + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(lens, dtype=torch.int32).cumsum(0)
+    return starts
+
+
+def run(case: Case, groups: Groups, seed: int) -> str:
+    """Return what is wrong with this rank's answer, "" if nothing is."""
+    place = ContextParallel(
+        dcp_group=groups.get(f"dcp {case.dcp} {case.pcp}"),
+        pcp_group=groups.get(f"pcp {case.dcp} {case.pcp}"),
+        interleave=case.interleave,
+        combine=case.combine,
+    )
+    made = Problem(case, seed)
+    head_group = place.dcp_rank
+    attn = Attention(
+        num_heads=case.heads,
+        num_kv_heads=case.kv_heads,
+        head_size=case.width,
+        head_size_v=case.width_v,
+        dtype=case.dtype,
+        backend=case.backend,
+        block_size=BLOCK,
+        window=(None if case.window is None else case.window - 1, None),
+        sinks=made.sinks[head_group] if case.sinks else None,
+        alibi_slopes=made.slopes[head_group] if case.alibi else None,
+        k_scale=case.k_scale,
+        v_scale=case.k_scale,
+        config=BuildConfig(checked=case.checked),
+        context_parallel=place,
+        **case.options,
+    )
+    spec = attn.kv_cache_spec
+    assert isinstance(spec, AttentionSpec)
+    shard = attn.allocate(made.num_blocks)
+    whole = spec.allocate(made.num_blocks, "cpu")
+    _write_history(case, made, spec, place, shard, whole)
+    new = _new_tokens(case, made)
+    common = _batch(case, made, place)
+    plan = attn.plan(common, num_blocks=made.num_blocks if case.checked else None)
+    rows = torch.arange(sum(case.query_lens)) if plan.rows is None else plan.rows
+    query = made.queries[head_group][rows]
+    key, value = made.keys[new][rows], made.values[new][rows]
+    lse = torch.full((case.heads, len(rows)), torch.nan)
+    given = (None, None) if case.reads_cache_only else (key, value)
+    output = attn.forward(query, *given, shard, plan, lse=lse)
+    return _verdict(case, made, attn, whole, common, (rows, output, lse))
+
+
+def _write_history(
+    case: Case,
+    made: Problem,
+    spec: AttentionSpec,
+    place: ContextParallel,
+    shard: torch.Tensor,
+    whole: torch.Tensor,
+) -> None:
+    """Write all tokens to the whole cache, and the earlier ones of this rank to its shard."""
+    starts, lens = _starts(made.lens), torch.tensor(case.seq_lens, dtype=torch.int32)
+    if not len(lens):
+        return
+    scales = {"k_scale": case.k_scale, "v_scale": case.k_scale}
+    everywhere = slot_mapping_for(made.table, starts, lens, BLOCK)
+    write_kv(whole, spec, made.keys, made.values, everywhere, **scales)
+    own = local_slot_mapping(
+        made.table,
+        starts,
+        lens,
+        BLOCK,
+        world_size=place.dcp_size,
+        rank=place.dcp_rank,
+        interleave=case.interleave,
+    )
+    if not case.reads_cache_only:
+        own[_new_tokens(case, made)] = -1
+    write_kv(shard, spec, made.keys, made.values, own, **scales)
+
+
+def _new_tokens(case: Case, made: Problem) -> torch.Tensor:
+    """Return which of all tokens are the step's."""
+    stops = _starts(made.lens)[1:].tolist()
+    spans = [
+        torch.arange(stop - length, stop)
+        for stop, length in zip(stops, case.query_lens, strict=True)
+    ]
+    return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
+
+
+def _batch(case: Case, made: Problem, place: ContextParallel) -> CommonAttentionMetadata:
+    options: dict[str, Any] = {"mm_prefix_ranges": case.ranges}
+    if isinstance(case.causal, tuple):
+        flags = torch.tensor(case.causal)
+        options |= {"causal": flags, "causal_cpu": flags}
+    else:
+        options["causal"] = case.causal
+    common = sharded_batch(
+        query_lens=case.query_lens,
+        seq_lens=case.seq_lens,
+        block_table=made.table,
+        block_size=BLOCK,
+        place=place,
+        **options,
+    )
+    if case.has_exact_lengths:
+        return common
+    return common.with_fields(seq_lens_cpu=None, dcp_local_seq_lens_cpu=None)
+
+
+def _verdict(
+    case: Case,
+    made: Problem,
+    attn: Attention,
+    whole: torch.Tensor,
+    common: CommonAttentionMetadata,
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> str:
+    rows, output, lse = found
+    if not len(made.queries[0]):
+        return "" if output.shape[0] == 0 else f"output {tuple(output.shape)}"
+    head_group = attn.spec.dcp_rank
+    spec = attn.kv_cache_spec
+    assert isinstance(spec, AttentionSpec)
+    views = spec.split(whole)
+    options = AttentionOptions(
+        scale=attn.spec.scale,
+        window=attn.request.window,
+        softcap=attn.request.softcap,
+        chunk_size=attn.request.chunk_size,
+        sinks=made.sinks[head_group] if case.sinks else None,
+        alibi_slopes=made.slopes[head_group] if case.alibi else None,
+    )
+    call: dict[str, Any] = {
+        "query_start_loc": common.query_start_loc,
+        "seq_lens": common.seq_lens,
+        "block_table": made.table,
+        "causal": common.causal,
+        "mm_prefix_ranges": case.ranges,
+        "k_scale": case.k_scale,
+        "v_scale": case.k_scale,
+        "key_scales": views.key_scale,
+        "value_scales": views.value_scale,
+    }
+    inputs = (made.queries[head_group], views.key, views.value, options)
+    exact, eager = paged_attention(*inputs, **call), eager_attention(*inputs, **call)
+    mine = exact.output.new_full(exact.output.shape, 0.0).to(case.dtype)
+    mine.copy_(exact.output)  # rows of other ranks are not this one's to get right
+    mine[rows] = output
+    sums = exact.lse.float()
+    sums[:, rows] = lse
+    report = check_against_reference(mine, sums, exact, eager, dtype=case.dtype)
+    return "" if report.ok else str(report)
+
+
+def _refused(act: Callable[[], object]) -> str:
+    """Return what was said when something was refused, "" if it was not."""
+    try:
+        act()
+    except AttnError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusals(rank: int, groups: Groups) -> dict[str, str]:
+    """Return what this rank is told in each wrong set-up."""
+    group = groups["dcp 4 1"]
+
+    def build(**options: Any) -> Attention:
+        place = {"dcp_group": group, **options.pop("place", {})}
+        given = {
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "head_size": 16,
+            "dtype": torch.float32,
+            "block_size": BLOCK,
+            "backend": "TORCH_SDPA",
+            **options,
+        }
+        return Attention(**given, context_parallel=ContextParallel(**place))
+
+    found = {
+        "interleave": _refused(lambda: build(place={"interleave": 32})),
+        "odd interleave": _refused(lambda: build(place={"interleave": 3})),
+        "alibi": _refused(
+            lambda: build(place={"interleave": 4}, alibi_slopes=torch.tensor([0.5, 0.25]))
+        ),
+        "chunks": _refused(lambda: build(chunk_size=8)),
+        "window": _refused(lambda: build(window=(3, 3), non_causal=True)),
+        "encoder": _refused(lambda: build(attn_type="encoder_only")),
+        "ag_rs": _refused(lambda: build(place={"combine": "ag_rs"}, batch_invariant=True)),
+        "combine": _refused(lambda: build(place={"combine": "ring"})),
+        "size": _refused(lambda: build(dcp_size=2)),
+        "no lse": _refused(lambda: build(backend="NO_LSE")),
+        # From here on all ranks meet in a comparison, and each is told.
+        "heads": _refused(lambda: build(num_heads=2 if rank else 4)),
+        "interleaves": _refused(lambda: build(place={"interleave": 4 if rank == 3 else 1})),
+    }
+    attn = build()
+    lens = [5, 7 if rank == 2 else 6]
+    common = sharded_batch(
+        query_lens=[1, 1],
+        seq_lens=lens,
+        block_table=torch.tensor([[0], [1]]),
+        block_size=BLOCK,
+        place=ContextParallel(dcp_group=group),
+    )
+    found["batch"] = _refused(lambda: attn.plan(common))
+    shares = common.with_fields(dcp_local_seq_lens_cpu=torch.zeros(2, dtype=torch.int32))
+    found["shares"] = _refused(lambda: attn.plan(shares))
+    return found
+
+
+def make_groups() -> Groups:
+    """Return this rank's groups by sizes: ranks of a DCP group are neighbours."""
+    rank = dist.get_rank()
+    groups: Groups = {"dcp 4 1": dist.group.WORLD, "pcp 1 4": dist.group.WORLD}
+    neighbours = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    groups["dcp 2 1"] = groups["dcp 2 2"] = groups["pcp 1 2"] = neighbours[rank // 2]
+    groups["pcp 2 2"] = across[rank % 2]
+    return groups
+
+
+def die_while_others_wait(rank: int, groups: Groups) -> tuple[str, float]:
+    """Let the last rank vanish before a step; return what the others saw, and after how long."""
+    attn = Attention(
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=16,
+        dtype=torch.float32,
+        block_size=BLOCK,
+        backend="TORCH_SDPA",
+        context_parallel=ContextParallel(dcp_group=groups["dcp 4 1"]),
+    )
+    common = sharded_batch(
+        query_lens=[1],
+        seq_lens=[9],
+        block_table=torch.tensor([[0]]),
+        block_size=BLOCK,
+        place=ContextParallel(dcp_group=groups["dcp 4 1"]),
+    )
+    plan, cache = attn.plan(common), attn.allocate(1)
+    if rank == WORLD_SIZE - 1:
+        os._exit(17)
+    started = time.monotonic()
+    try:
+        attn.forward(torch.zeros(1, 2, 16), None, None, cache, plan)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - started
+    return "", time.monotonic() - started
+
+
+def register_backends() -> None:
+    """Register the reference backend, and one that returns no LSE."""
+    register_backend("SHARDED_REFERENCE", f"{__name__}:ShardedReference")
+    register_backend("NO_LSE", f"{__name__}:NoLse")
+
+
+class ShardedReference(ReferenceBackend):
+    """The reference backend under a name of its own."""
+
+    name = "SHARDED_REFERENCE"
+
+
+class NoLse(ReferenceBackend):
+    """One that would be sharded and returns no LSE."""
+
+    name = "NO_LSE"
+    served = replace(REFERENCE_CAPABILITY, lse=Support.NO)
+
+
+def main(rank: int, folder: Path) -> None:
+    """Join the group, run every case, and leave the results in the folder."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(seconds=TIMEOUT),
+    )
+    groups = make_groups()
+    register_backends()
+    results: dict[str, Any] = {}
+    for seed, (name, case) in enumerate(cases().items()):
+        try:
+            results[name] = run(case, groups, seed)
+        except AttnError as error:
+            results[name] = f"{type(error).__name__}: {error}"
+    results["refusals"] = refusals(rank, groups)
+    torch.save(results, folder / f"rank{rank}.pt")
+    results["death"] = die_while_others_wait(rank, groups)
+    torch.save(results, folder / f"rank{rank}.pt")
+    os._exit(0)  # the group is broken: nobody answers a farewell
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
