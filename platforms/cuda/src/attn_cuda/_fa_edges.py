@@ -25,6 +25,8 @@ ALIGNMENT_BYTES = 16
 
 def is_aligned(rows: Tensor) -> bool:
     """Whether kernels can load and store rows (T, H, D), 16 bytes at a time."""
+    if rows.is_contiguous():  # heads are multiples of 16 bytes
+        return not rows.data_ptr() % ALIGNMENT_BYTES
     outer, inner, last = rows.stride()
     step = rows.element_size()
     return last == 1 and not (rows.data_ptr() | outer * step | inner * step) % ALIGNMENT_BYTES

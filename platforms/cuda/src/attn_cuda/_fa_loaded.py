@@ -45,6 +45,9 @@ class Loaded:
 
 _BY_ARCH: dict[str, Loaded] = {}
 
+# One object for each build, so that layers and steps tell theirs apart by identity.
+_INTERNED: dict[Provider, Provider] = {}
+
 
 def remember(device: DeviceFacts, inventory: Inventory) -> None:
     """Note that layers may be built for a device; the latest word on an architecture counts."""
@@ -94,7 +97,7 @@ def provider_of(spec: LayerSpec) -> tuple[Provider, Loaded]:
 def _resolve(entry: Loaded, request: AttentionRequest) -> Provider:
     resolution = resolve_provider(entry.device, entry.inventory, request)
     if resolution.provider is not None:
-        return resolution.provider
+        return _INTERNED.setdefault(resolution.provider, resolution.provider)
     raise UnsupportedOptionError(
         f"{NAME} does not serve this layer on {entry.device.arch}: {resolution.reason}.",
         hint=f"libraries that it looks for here: {', '.join(libraries_for(entry.device))}.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,6 +131,8 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         cache = spec.kv_cache_spec
         self._is_fp8 = isinstance(cache, AttentionSpec) and cache.is_quantized
         self._descales = Descales(spec.num_kv_heads, spec.queries_per_kv)
+        # The cache of the last call, found right; a step has one for each layer and keeps it.
+        self._last_cache: Callable[[], Tensor | None] = _no_cache
 
     def __repr__(self) -> str:
         """Read as what runs, and who writes the cache."""
@@ -162,13 +166,15 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         if metadata.prefix is not None:
             return self._cascade(layer, query, keys, metadata, output, lse)
         rows = self._rows(query, metadata.num_actual_tokens)
-        out = None if output is None else output[: len(rows)]
+        out = None
+        if output is not None and self.provider.writes_out:
+            out = output if rows.shape[0] == output.shape[0] else output[: rows.shape[0]]
         result, found = self._attend(layer, rows, keys, metadata.step, out, lse is not None)
         if lse is not None and found is not None:
             if self.provider.version == 2:
                 found = without_positive_infinity(found)
-            lse[:, : len(rows)].copy_(found)
-        return self._delivered(result, query, output)
+            lse[:, : rows.shape[0]].copy_(found)
+        return output if result is output else self._delivered(result, query, output)
 
     def _check_metadata(self, metadata: FlashAttnMetadata) -> None:
         hint = "build it with a FLASH_ATTN builder that was given this layer."
@@ -176,7 +182,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             raise InvalidInputError.for_argument(
                 "metadata", f"a {type(metadata).__name__}", "a FlashAttnMetadata", hint=hint
             )
-        if metadata.provider != self.provider:
+        if metadata.provider is not self.provider and metadata.provider != self.provider:
             raise InvalidInputError.for_argument(
                 "metadata", f"made for {metadata.provider}", str(self.provider), hint=hint
             )
@@ -193,9 +199,14 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         if self._is_cache_free:
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
             return aligned(key[: metadata.num_keys]), aligned(value[: metadata.num_keys])
-        cache, spec = self._checker.check_cache(kv_cache, device)
         self._checker.check_written_keys(key, value, device)
+        if kv_cache is not None and self._last_cache() is kv_cache:
+            first, second = kv_cache.unbind(1)
+            return first, second
+        cache, spec = self._checker.check_cache(kv_cache, device)
         views = spec.split(cache)
+        if not spec.is_packed:
+            self._last_cache = weakref.ref(cache)
         return views.key, views.value
 
     def _rows(self, query: Tensor, num_tokens: int) -> Tensor:
@@ -204,7 +215,9 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         FlashAttention 2 takes the number of rows for the number of requests in a step of single
         queries, so that it gets no padding.
         """
-        return aligned(query[:num_tokens] if self.provider.version == 2 else query)
+        if self.provider.version == 2 and query.shape[0] != num_tokens:
+            query = query[:num_tokens]
+        return aligned(query)
 
     def _attend(
         self,
@@ -221,7 +234,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         raw = layer.sinks if with_sinks else None
         sinks, is_exact = self._sinks.of(raw)
         extras = Extras(with_lse=with_lse or not is_exact, sinks=sinks, slopes=layer.alibi_slopes)
-        if self.provider.writes_out and out is not None and is_aligned(out):
+        if out is not None and is_aligned(out):
             extras.out = out
         if self._is_fp8:
             scales = (layer.q_scale, layer.k_scale, layer.v_scale)
@@ -311,6 +324,10 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
         )
+
+
+def _no_cache() -> None:
+    """Stand for a reference to no cache."""
 
 
 def _require_addressable(spec: LayerSpec) -> None:
