@@ -18,6 +18,7 @@ from attn_shared.device import Vendor
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import UnknownNameError
 from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.limits import DeviceLimit
 from attn_shared.platform import Candidate
 from attn_shared.registry import BackendRegistry
 from attn_shared.request import AttentionRequest, AttentionType
@@ -235,3 +236,27 @@ def test_what_is_rejected_anyway_waits_for_nothing() -> None:
     assert (found.status, found.needs_probe) == (VerdictStatus.REJECTED, ())
     found = verdict_on(registry_of(waiting), request(), *entries)
     assert found.detail == "not known before a and b are probed"
+
+
+class TestDeviceBeforeLibrary:
+    """A library that is missing is no reason where the device is one already."""
+
+    def told(self, served: Any, *known: Any) -> Verdict:
+        registry = registry_of(backend("X", served, vendor_libraries=("lib",)))
+        return verdict_on(registry, None, *known)
+
+    def test_a_device_that_it_does_not_run_on_is_said(self) -> None:
+        elsewhere = capability(devices=(DeviceLimit(vendor=Vendor.AMD),))
+        found = self.told(lambda device, inventory: elsewhere, library("lib", ABSENT))
+        assert found.status is VerdictStatus.REJECTED
+        assert [reason.code for reason in found.reasons] == ["device"]
+
+    def test_the_library_is_said_where_the_device_would_do(self) -> None:
+        found = self.told(lambda device, inventory: capability(), library("lib", ABSENT))
+        assert found.status is VerdictStatus.UNAVAILABLE
+        assert "pip install lib" in found.detail
+
+    def test_a_capability_that_raises_without_its_library_leaves_that_to_be_said(self) -> None:
+        found = self.told(lambda device, inventory: 1 // 0, library("lib", ABSENT))
+        assert found.status is VerdictStatus.UNAVAILABLE
+        assert "pip install lib" in found.detail

@@ -233,6 +233,10 @@ class Capability:
         )
         return tuple(reason for reason in found if reason is not None)
 
+    def admits(self, device: DeviceFacts) -> bool:
+        """Whether the backend runs on the device at all."""
+        return any(limit.admits(device) for limit in self.devices)
+
     def slow_features(self, request: AttentionRequest) -> tuple[str, ...]:
         """Return codes of features that the request asks for and only a slow path serves."""
         return tuple(
@@ -263,7 +267,7 @@ class Capability:
         return [size.base if isinstance(size, MultipleOf) else size for size in self.block_sizes]
 
     def _check_device(self, device: DeviceFacts) -> Reason | None:
-        if any(limit.admits(device) for limit in self.devices):
+        if self.admits(device):
             return None
         capability = f" ({device.capability})" if device.capability else ""
         return Reason(

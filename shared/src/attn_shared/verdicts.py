@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attn_shared.backend import AttentionBackend
+from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import AttnError, own_words
 from attn_shared.inventory import Inventory, VendorStatus
@@ -72,19 +73,24 @@ def judge(
     inventory: Inventory,
     registry: BackendRegistry,
 ) -> Verdict:
-    """Return the verdict on one candidate; whatever is wrong with it stays its own affair."""
+    """Return the verdict on one candidate; whatever is wrong with it stays its own affair.
+
+    A device that it does not run on is said before a library that is missing: installing that one
+    would not help.
+    """
     try:
         backend: type[AttentionBackend] = registry.load(candidate.name)
     except AttnError as error:
         return _unavailable(candidate, error.message)
     missing = _missing_libraries(backend, inventory)
-    if missing:
-        return _unavailable(candidate, missing)
     # A third party's capability may raise anything; it must not take selection down with it.
     try:
-        return _judge_capability(candidate, backend, request, device, inventory)
+        capability = backend.capability(device, inventory)
+        if missing and capability.admits(device):
+            return _unavailable(candidate, missing)
+        return _judge_capability(candidate, capability, request, device, inventory)
     except Exception as error:  # noqa: BLE001
-        return _unavailable(candidate, f"its capability raised {own_words(error)}")
+        return _unavailable(candidate, missing or f"its capability raised {own_words(error)}")
 
 
 def _missing_libraries(backend: type[AttentionBackend], inventory: Inventory) -> str:
@@ -100,12 +106,11 @@ def _missing_libraries(backend: type[AttentionBackend], inventory: Inventory) ->
 
 def _judge_capability(
     candidate: Candidate,
-    backend: type[AttentionBackend],
+    capability: Capability,
     request: AttentionRequest,
     device: DeviceFacts,
     inventory: Inventory,
 ) -> Verdict:
-    capability = backend.capability(device, inventory)
     verdict = Verdict(
         name=candidate.name,
         status=VerdictStatus.ELIGIBLE,

@@ -183,6 +183,8 @@ def _logits() -> Iterator[Question]:
 def _serving() -> Iterator[Question]:
     yield _feature(Topic.SERVING, "batch_invariance", "batch-invariant", {"batch_invariant": True})
     yield _feature(Topic.SERVING, "kv_connector", "KV connector", {"use_kv_connector": True})
+    named = ({"flash_attn_version": version} for version in (3, 2, 4))
+    yield _feature(Topic.SERVING, "flash_attn_version", "a named FlashAttention", *named)
     yield _feature(Topic.SERVING, "dcp", "DCP", {"dcp_size": 2})
     yield _feature(Topic.SERVING, "pcp", "PCP", {"pcp_size": 2})
 
