@@ -21,7 +21,7 @@ from attn_cuda._fa_providers import (
 )
 from attn_shared.capability import Reason
 from attn_shared.device import device_from_arch
-from attn_shared.inventory import Inventory, VendorEntry, VendorStatus
+from attn_shared.inventory import Inventory, VendorBuild, VendorEntry, VendorStatus
 from attn_shared.request import AttentionType
 
 EVERYTHING = inventory(**dict.fromkeys(LIBRARIES))
@@ -190,16 +190,27 @@ def test_order_of_libraries() -> None:
     assert libraries_for(device_from_arch("7.5")) == ()
 
 
-@pytest.mark.parametrize("name", ["flash_attn_3", "vllm_flash_attn_3"])
-def test_a_schedule_is_a_matter_of_the_build(name: str) -> None:
-    call = "flash_attn_with_kvcache" if name == "flash_attn_3" else "flash_attn_varlen_func"
-    plain = build_of()
-    scheduled = build_of()
-    object.__setattr__(scheduled, "optional_arguments", frozenset({f"{call}.scheduler_metadata"}))
-    for build, expected in ((plain, False), (scheduled, True)):
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("flash_attn_3", "fwd.out"),
+        ("vllm_flash_attn_3", "flash_attn_varlen_func.scheduler_metadata"),
+    ],
+)
+def test_a_schedule_is_a_matter_of_the_build(name: str, argument: str) -> None:
+    scheduled = VendorBuild(version="1.0", optional_arguments=frozenset({argument}))
+    for build, expected in ((build_of(), False), (scheduled, True)):
         resolved = provider("9.0", inventory(**{name: build}))
         assert resolved is not None
         assert resolved.has_schedule is expected
+
+
+def test_the_operator_of_flash_attention_3_writes_to_an_output() -> None:
+    operator = VendorBuild(version="1.0", optional_arguments=frozenset({"fwd.out"}))
+    for build, expected in ((build_of(), False), (operator, True)):
+        resolved = provider("9.0", inventory(flash_attn_3=build))
+        assert resolved is not None
+        assert resolved.writes_out is expected
 
 
 def test_a_provider_reads_as_what_it_is() -> None:

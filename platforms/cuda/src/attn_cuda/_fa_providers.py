@@ -153,18 +153,21 @@ def _ranked(device: DeviceFacts, version: int | None) -> list[_Library]:
 
 def _provider(library: _Library, entry: VendorEntry) -> Provider:
     arguments = frozenset() if entry.build is None else entry.build.optional_arguments
-    scheduled = {"flash_attn_3": "flash_attn_with_kvcache", "vllm_flash_attn_3": _VARLEN}
-    call = scheduled.get(library.name)
     return Provider(
         library=library.name,
         version=library.version,
         release=entry.version,
         writes_out=library.writes_out or "fwd.out" in arguments,
-        has_schedule=call is not None and f"{call}.scheduler_metadata" in arguments,
+        has_schedule=_SCHEDULED.get(library.name) in arguments,
     )
 
 
-_VARLEN = "flash_attn_varlen_func"
+# By the argument that shows it. The Python function of flash_attn_3 takes a schedule too, and
+# bounds the keys by the block table's width, where the schedule was made for the step's.
+_SCHEDULED = {
+    "flash_attn_3": "fwd.out",
+    "vllm_flash_attn_3": "flash_attn_varlen_func.scheduler_metadata",
+}
 
 _Refused = tuple[_Library, VendorEntry, list[Reason]]
 """A library, what is known of it, and what it objects to."""
