@@ -45,6 +45,7 @@ print(json.dumps({{
 
 IMPORT_PACKAGES = f"import {', '.join(PACKAGES)}"
 IMPORT_SELECTOR = "import attn_shared.selector, attn_shared.registry, attn_shared.layer"
+IMPORT_OPERATIONS = "import attn_triton.kv_write, attn_triton.launch, attn_triton.merge"
 LOAD_PLATFORMS = """
 from importlib.metadata import entry_points
 assert len([point.load() for point in entry_points(group="attn.platforms")]) >= 4
@@ -70,6 +71,7 @@ def in_fresh_process(statements: str) -> dict[str, object]:
     [
         pytest.param(IMPORT_PACKAGES, id="packages"),
         pytest.param(IMPORT_SELECTOR, id="selector"),
+        pytest.param(IMPORT_OPERATIONS, id="operations"),
         pytest.param(LOAD_PLATFORMS, id="platforms"),
     ],
 )

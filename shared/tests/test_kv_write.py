@@ -20,6 +20,7 @@ from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import (
     PAD_SLOT_ID,
+    check_write,
     concat_and_cache_mla,
     gather_rows,
     slot_mapping_for,
@@ -507,3 +508,31 @@ def test_an_empty_batch_has_no_slots() -> None:
     table = torch.zeros(0, 4, dtype=torch.int32)
     empty = torch.zeros(0, dtype=torch.int32)
     assert slot_mapping_for(table, torch.tensor([0]), empty, 16).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "scales", "message"),
+    [
+        ({}, {"k_scale": 2.0}, "k_scale"),
+        ({"dtype": FN, "kv_cache_dtype": "fp8"}, {"v_scale": 0.0}, "positive finite"),
+        ({"dtype": FN, "kv_cache_dtype": "fp8"}, {"k_scale": torch.ones(3)}, "scale.shape"),
+    ],
+)
+def test_check_write_refuses_scales_without_writing(
+    options: dict[str, Any], scales: dict[str, Any], message: str
+) -> None:
+    found = spec(**options)
+    cache = found.allocate(2, "cpu")
+    ones = torch.ones(1, 2, 3)
+    with pytest.raises(InvalidInputError, match=message):
+        check_write(cache, found, ones, ones, torch.tensor([0]), **scales)
+    assert not any(raw(cache))
+
+
+def test_check_write_returns_the_views_of_a_call_that_is_right() -> None:
+    found = spec()
+    cache = found.allocate(2, "cpu")
+    ones = torch.ones(1, 2, 3)
+    views = check_write(cache, found, ones, ones, torch.tensor([0]))
+    assert views.key.data_ptr() == cache.data_ptr()
+    assert not any(raw(cache))

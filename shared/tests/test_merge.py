@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attn_shared.errors import InvalidInputError
-from attn_shared.merge import merge_attn_states, merge_many, to_natural
+from attn_shared.merge import check_merge, merge_attn_states, merge_many, to_natural
 from attn_shared.reference import AttentionOptions, ReferenceResult, attention
 
 INF = math.inf
@@ -294,6 +294,15 @@ class TestRefusals:
     def test_as_many_lses_as_outputs(self, count: int) -> None:
         with pytest.raises(InvalidInputError, match=f"of {count} and 0 shards"):
             merge_many([torch.zeros(3, 2, 4)] * count, [])
+
+
+def test_check_merge_refuses_what_merging_refuses_and_writes_nothing() -> None:
+    out_a, lse_a, out_b, lse_b = states()
+    target = torch.full_like(out_a, 7.0)
+    check_merge((out_a, out_b), (lse_a, lse_b), output=target)
+    assert (target == 7).all()
+    with pytest.raises(InvalidInputError, match=r"output is sharing memory with outputs\[1\]"):
+        check_merge((out_a, out_b), (lse_a, lse_b), output=out_b)
 
 
 def test_no_rows_merge_to_no_rows() -> None:
