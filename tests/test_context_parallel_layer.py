@@ -1,32 +1,18 @@
-"""`Attention` over four gloo processes, which are started once: see context_parallel_cases."""
+"""`Attention` over four gloo processes, which are started once: see layer_cases."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import layer_ranks as ranks
 import pytest
 import torch
+from layer_cases import cases
 
-
-def _load() -> ModuleType:
-    path = Path(__file__).with_name("context_parallel_cases.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-RANKS = _load()
-CASES = RANKS.cases()
+CASES = cases()
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -43,13 +29,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     processes = [
         subprocess.Popen(
-            [sys.executable, str(RANKS.__file__), str(rank), str(folder)],
+            [sys.executable, ranks.__file__, str(rank), str(folder)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(RANKS.WORLD_SIZE)
+        for rank in range(ranks.WORLD_SIZE)
     ]
     try:
         said = [process.communicate(timeout=240)[0] for process in processes]
@@ -59,7 +45,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     # The last rank leaves in the middle of a step, on purpose.
     codes = [process.returncode for process in processes]
     assert codes == [0, 0, 0, 17], "\n".join(said)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS.WORLD_SIZE)]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks.WORLD_SIZE)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,4 +90,4 @@ def test_a_rank_that_dies_ends_the_others_with_an_error(results: list[dict[str, 
     for result in results[:-1]:
         words, seconds = result["death"]
         assert words
-        assert seconds < RANKS.TIMEOUT + 30
+        assert seconds < ranks.TIMEOUT + 30

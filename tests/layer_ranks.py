@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from layer_cases import BLOCK, Case, cases
 
 from attn_conformance.reference_backend import REFERENCE_CAPABILITY, ReferenceBackend
 from attn_shared.accuracy import check_against_reference, eager_attention
@@ -36,144 +37,8 @@ from attn_shared.spec import BuildConfig
 
 WORLD_SIZE = 4
 TIMEOUT = 60
-BLOCK = 16
 
 Groups = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One step of a layer."""
-
-    dcp: int = 2
-    pcp: int = 1
-    interleave: int = 1
-    combine: str | None = None
-    backend: str = "TORCH_SDPA"
-    dtype: torch.dtype = torch.float32
-    heads: int = 2
-    kv_heads: int = 1
-    width: int = 16
-    width_v: int | None = None
-    query_lens: tuple[int, ...] = (1, 1, 1, 1, 1)
-    seq_lens: tuple[int, ...] = (1, 5, 33, 70, 0)
-    window: int | None = None
-    sinks: bool = False
-    alibi: bool = False
-    causal: bool | tuple[bool, ...] = True
-    ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    k_scale: float = 1.0
-    has_exact_lengths: bool = True
-    checked: bool = False
-    reads_cache_only: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-RAGGED = Case(query_lens=(1, 3, 40, 1, 0, 9), seq_lens=(18, 3, 61, 0, 0, 100))
-SPECULATIVE = Case(query_lens=(4, 4, 4), seq_lens=(4, 39, 90))
-PREFILL = Case(query_lens=(70, 5, 150), seq_lens=(70, 5, 333))
-
-
-def _placements() -> Iterator[tuple[str, Case]]:
-    for dcp in (2, 4):
-        for interleave in (1, 4, 16):
-            for combine in ("ag_rs", "a2a"):
-                place = {"dcp": dcp, "interleave": interleave, "combine": combine}
-                name = f"{dcp} {interleave} {combine}"
-                yield f"decode {name}", Case(**place)
-                yield f"speculative {name}", replace(SPECULATIVE, **place)
-                yield f"ragged {name}", replace(RAGGED, **place)
-            yield f"prefill {dcp} {interleave}", replace(PREFILL, dcp=dcp, interleave=interleave)
-
-
-def _features() -> Iterator[tuple[str, Case]]:
-    features: dict[str, dict[str, Any]] = {
-        "window": {"window": 7},
-        "wide window": {"window": 40},
-        "one key": {"window": 1},
-        "sinks": {"sinks": True},
-        "sinks and window": {"sinks": True, "window": 20},
-        "softcap": {"options": {"softcap": 0.7}},
-        "groups": {"heads": 6, "kv_heads": 2},
-        "kv heads": {"heads": 3, "kv_heads": 3},
-        "other values": {"width_v": 24},
-        "bfloat16": {"dtype": torch.bfloat16},
-        "float16": {"dtype": torch.float16, "sinks": True},
-        "fp8": {"options": {"kv_cache_dtype": "fp8"}, "dtype": torch.bfloat16, "k_scale": 0.5},
-        "int8": {
-            "options": {"kv_cache_dtype": "int8_per_token_head"},
-            "dtype": torch.bfloat16,
-        },
-        "HND": {"options": {"kv_layout": "HND"}, "kv_heads": 2},
-        "NHD": {"options": {"kv_layout": "NHD"}, "kv_heads": 2},
-        "invariant": {"options": {"batch_invariant": True}},
-        "checked": {"checked": True},
-        "read only": {"reads_cache_only": True},
-        "connector": {"options": {"use_kv_connector": True}},
-    }
-    for name, fields in features.items():
-        for interleave in (1, 4):
-            yield (
-                f"{name}, interleave {interleave}",
-                replace(RAGGED, interleave=interleave, **fields),
-            )
-    yield "window over 4", replace(RAGGED, dcp=4, window=20, interleave=16)
-    yield "sinks by a2a", replace(RAGGED, dcp=4, sinks=True, combine="a2a", interleave=4)
-    yield "alibi", replace(RAGGED, alibi=True)
-    yield "alibi over 4", replace(RAGGED, alibi=True, dcp=4, kv_heads=2)
-    yield "alibi and window", replace(RAGGED, alibi=True, window=20, sinks=True)
-
-
-def _rules_of_causality() -> Iterator[tuple[str, Case]]:
-    plain = {"options": {"non_causal": True}, "causal": False}
-    for interleave in (1, 4):
-        place = {"interleave": interleave}
-        yield f"non-causal {interleave}", replace(RAGGED, **place, **plain)
-        flags = (True, False, False, True, True, True)
-        mixed = {"options": {"per_request_causal": True}, "causal": flags}
-        yield f"per request {interleave}", replace(RAGGED, **place, **mixed)
-        ranges = {1: [(0, 1)], 2: [(30, 50), (52, 60)], 5: [(3, 9), (95, 97)]}
-        prefix = {"options": {"use_mm_prefix": True}, "ranges": ranges}
-        yield f"ranges {interleave}", replace(RAGGED, **place, **prefix)
-
-
-def _splits() -> Iterator[tuple[str, Case]]:
-    for pcp in (2, 4):
-        place = {"dcp": 1, "pcp": pcp}
-        yield f"split ragged {pcp}", replace(RAGGED, **place)
-        yield f"split prefill {pcp}", replace(PREFILL, **place)
-        yield f"split decode {pcp}", Case(**place)
-        yield f"split one {pcp}", Case(**place, query_lens=(1,), seq_lens=(9,))
-    place = {"dcp": 1, "pcp": 2}
-    everything = {"window": 20, "sinks": True, "alibi": True, "kv_heads": 2}
-    yield "split with features", replace(RAGGED, **place, **everything)
-    yield "split chunks", replace(RAGGED, **place, options={"chunk_size": 8})
-    yield "split fp8", replace(RAGGED, **place, options={"kv_cache_dtype": "fp8"}, k_scale=0.5)
-    plain = {"options": {"non_causal": True}, "causal": False}
-    yield "split non-causal", replace(RAGGED, **place, **plain)
-    for interleave in (1, 4):
-        both = {"dcp": 2, "pcp": 2, "interleave": interleave, "sinks": True}
-        yield f"split and sharded {interleave}", replace(RAGGED, **both)
-        yield f"split and sharded prefill {interleave}", replace(PREFILL, **both, window=40)
-
-
-def cases() -> dict[str, Case]:
-    """Return every case by name."""
-    found = dict(_placements()) | dict(_features()) | dict(_rules_of_causality())
-    found |= dict(_splits())
-    found["no tokens"] = Case(query_lens=(0, 0), seq_lens=(0, 0))
-    found["no requests"] = Case(query_lens=(), seq_lens=())
-    found["reference"] = replace(RAGGED, backend="SHARDED_REFERENCE", interleave=4, sinks=True)
-    found["reference split"] = replace(RAGGED, backend="SHARDED_REFERENCE", dcp=1, pcp=2, window=9)
-    for window in (None, 7, 40):
-        found[f"unknown lengths, window {window}"] = replace(
-            RAGGED,
-            backend="SHARDED_REFERENCE",
-            has_exact_lengths=False,
-            window=window,
-            interleave=4,
-        )
-    return found
 
 
 class Problem:
@@ -244,8 +109,10 @@ def run(case: Case, groups: Groups, seed: int) -> str:
     query = made.queries[head_group][rows]
     key, value = made.keys[new][rows], made.values[new][rows]
     lse = torch.full((case.heads, len(rows)), torch.nan)
-    given = (None, None) if case.reads_cache_only else (key, value)
-    output = attn.forward(query, *given, shard, plan, lse=lse)
+    is_writer = not case.reads_cache_only
+    output = attn.forward(
+        query, key if is_writer else None, value if is_writer else None, shard, plan, lse=lse
+    )
     return _verdict(case, made, attn, whole, common, (rows, output, lse))
 
 
@@ -261,7 +128,7 @@ def _write_history(
     starts, lens = _starts(made.lens), torch.tensor(case.seq_lens, dtype=torch.int32)
     if not len(lens):
         return
-    scales = {"k_scale": case.k_scale, "v_scale": case.k_scale}
+    scales: dict[str, Any] = {"k_scale": case.k_scale, "v_scale": case.k_scale}
     everywhere = slot_mapping_for(made.table, starts, lens, BLOCK)
     write_kv(whole, spec, made.keys, made.values, everywhere, **scales)
     own = local_slot_mapping(
@@ -367,8 +234,8 @@ def refusals(rank: int, groups: Groups) -> dict[str, str]:
     group = groups["dcp 4 1"]
 
     def build(**options: Any) -> Attention:
-        place = {"dcp_group": group, **options.pop("place", {})}
-        given = {
+        place: dict[str, Any] = {"dcp_group": group, **options.pop("place", {})}
+        given: dict[str, Any] = {
             "num_heads": 2,
             "num_kv_heads": 1,
             "head_size": 16,
