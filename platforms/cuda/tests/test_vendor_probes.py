@@ -17,6 +17,8 @@ from attn_cuda._vendor import (
     flash_mla,
     flashinfer,
     triton,
+    vllm_flash_attn_2,
+    vllm_flash_attn_3,
 )
 from attn_cuda.platform import CudaPlatform
 from attn_shared.inventory import VendorBuild, VendorEntry, VendorStatus, probe, scan
@@ -269,8 +271,47 @@ def test_a_library_that_does_not_load_is_broken_in_its_own_words(
 
 
 @pytest.mark.parametrize(
-    "module", [fa3_fwd, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, triton]
+    "module",
+    [
+        *(fa3_fwd, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, triton),
+        *(vllm_flash_attn_2, vllm_flash_attn_3),
+    ],
 )
 def test_specs_point_at_their_probes(module: ModuleType) -> None:
     assert module.SPEC.probe == f"{module.__name__}:probe"
     assert module.SPEC in SPECS
+
+
+_FEW = "class flash_attn_3_gpu:\n    def fwd(q, k, v): ...\n"
+_ALL = (
+    "class flash_attn_3_gpu:\n    def fwd(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, "
+    "page_table, sinks, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, softcap, "
+    "num_splits, window_size_left, window_size_right, scheduler_metadata, q_descale, k_descale, "
+    "v_descale): ...\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "has_operator"),
+    [("", False), (_FEW, False), (_ALL, True)],
+    ids=["none", "another", "known"],
+)
+def test_the_operator_of_flash_attention_3_counts_where_it_is_the_known_one(
+    install_stub: InstallStub, tmp_path: Path, namespace: str, has_operator: bool
+) -> None:
+    install_stub("flash-attn-3", "3.0.0")
+    functions = "def flash_attn_varlen_func(q): ...\ndef flash_attn_with_kvcache(q): ...\n"
+    (tmp_path / "flash_attn_interface.py").write_text(functions + namespace)
+    build = build_of(look("flash_attn_3"))
+    assert ("fwd.out" in build.optional_arguments) is has_operator
+    assert (flash_attn_3.operator() is not None) is has_operator
+
+
+def test_an_operator_of_torch_is_read_by_its_schema(
+    install_stub: InstallStub, tmp_path: Path
+) -> None:
+    install_stub("flash-attn-3", "3.0.0")
+    functions = "def flash_attn_varlen_func(q): ...\ndef flash_attn_with_kvcache(q): ...\n"
+    namespace = "import torch\nclass flash_attn_3_gpu:\n    fwd = torch.ops.aten.add\n"
+    (tmp_path / "flash_attn_interface.py").write_text(functions + namespace)
+    assert "fwd.out" not in build_of(look("flash_attn_3")).optional_arguments
