@@ -3,266 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attn_shared.errors import InvalidInputError
 from attn_shared.impl import AttentionLayer
-from attn_shared.kv_cache import KVViews
 from attn_shared.spec import LayerSpec
-from attn_triton._metadata import TritonAttentionMetadata
+from attn_triton._capability import NAME
+from attn_triton._keys import KeysValues, KeysValuesTensors, Strides
+from attn_triton._metadata import Step, TritonAttentionMetadata
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
-from attn_triton.launch import Launcher
+from attn_triton.launch import Handle, Launcher
 from attn_triton.machine import require_readable
 from attn_triton.tiles import Tile, Widths
 
-__all__ = ["KeysValues", "LayerCalls"]
+__all__ = ["LayerCalls"]
 
 _LOG2E = math.log2(math.e)
 _COMBINE_PARTS = 32  # merged at a time; more than most waves cut a request into
-
-Strides = tuple[int, int, int]
-"""From one block to the next, one token, one head, in elements; without a cache 0 first."""
+_ALIGNMENT = 15  # bits of an address that must be 0 for the widest accesses
 
 
-class KeysValues(NamedTuple):
-    """Where keys and values are.
+_Key = tuple[Shape, tuple[int, ...], tuple[int, ...], tuple[Strides, Strides], int, int, int]
+"""What machine code depends on, beside the layer: the step's shape, strides of query and output, of
+keys and values, tokens per block, causality and how scales are given."""
 
-    Attributes:
-        key, value: a cache's views, or the call's tensors.
-        key_scales, value_scales: float32 scales beside each entry, or None.
-        strides: of keys and of values.
-        page: tokens per block; 0 without a cache.
-    """
+_Refs = Sequence[Tensor | int | None]
+"""Tensors, or their addresses."""
 
-    key: Tensor
-    value: Tensor
-    key_scales: Tensor | None
-    value_scales: Tensor | None
-    strides: tuple[Strides, Strides]
-    page: int
-
-    @classmethod
-    def of_cache(cls, views: KVViews) -> KeysValues:
-        """Return those of a paged cache."""
-        strides = tuple(tuple(view.stride()[:3]) for view in views[:2])
-        return cls(*views, strides=strides, page=views.key.shape[1])  # type: ignore[arg-type]
-
-    @classmethod
-    def of_call(cls, key: Tensor, value: Tensor) -> KeysValues:
-        """Return those that come with a call; (keys, Hkv, D)."""
-        key, value = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (key, value))
-        strides = tuple((0, rows.stride(0), rows.stride(1)) for rows in (key, value))
-        return cls(key, value, None, None, strides, 0)  # type: ignore[arg-type]
-
-
-class _Key(NamedTuple):
-    """What the machine code of a call depends on, beside the layer."""
-
-    shape: Shape
-    query: tuple[int, ...]
-    output: tuple[int, ...]
-    strides: tuple[Strides, Strides]
-    page: int
-    causal: int
-    scales: int
-
-
-class LayerCalls:
-    """Runs the kernels of one layer.
-
-    Args:
-        spec: of the layer.
-    """
-
-    def __init__(self, spec: LayerSpec) -> None:
-        self._spec = spec
-        self.visibility: Visibility = visibility_of(spec)
-        self._launchers: dict[_Key, _Launchers] = {}
-        widths = Widths(
-            head_size=spec.head_size,
-            head_size_v=spec.head_size_v,
-            element_bytes=spec.dtype.itemsize,
-            cache_bytes=spec.dtype.itemsize,
-        )
-        self._padded = widths.padded
-        self._scale, self._cap = _scales_of(spec)
-
-    def run(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        output: Tensor,
-        lse: Tensor | None,
-        keys: KeysValues,
-        metadata: TritonAttentionMetadata,
-    ) -> None:
-        """Launch what the step needs."""
-        scales = self._scale_arguments(layer, keys, query.device)
-        key = _Key(
-            metadata.shape,
-            query.stride()[:2],
-            output.stride()[:2],
-            keys.strides,
-            keys.page,
-            metadata.causal,
-            scales.mode,
-        )
-        launchers = self._launchers.get(key)
-        if launchers is None:
-            require_readable(keys.key.dtype, query.device)
-            launchers = self._launchers[key] = self._make(key, is_int8=keys.key_scales is not None)
-        plan = metadata.plans[self.visibility]
-        lse_stride = 0 if lse is None else lse.stride(0)
-        numbers = (self._scale * scales.k, scales.v, self._cap)
-        if metadata.decode is not None and launchers.decode is not None:
-            grid = metadata.decode
-            columns = self._spec.num_kv_heads * grid.blocks
-            is_split = grid.may_split
-            launchers.decode(
-                (grid.max_items * columns, 1, 1),
-                query,
-                keys.key,
-                keys.value,
-                output,
-                lse,
-                metadata.parts if is_split else None,
-                metadata.stats if is_split else None,
-                plan,
-                metadata.block_table,
-                metadata.key_lens,
-                metadata.query_start_loc,
-                metadata.causal_flags,
-                layer.sinks,
-                layer.alibi_slopes,
-                scales.k_tensor,
-                scales.v_tensor,
-                metadata.num_reqs,
-                grid.max_items,
-                grid.max_rows,
-                0 if metadata.block_table is None else metadata.block_table.stride(0),
-                lse_stride,
-                *numbers,
-            )
-            if is_split and launchers.combine is not None:
-                launchers.combine(
-                    (metadata.num_reqs * self._spec.num_kv_heads * grid.max_rows, 1, 1),
-                    output,
-                    lse,
-                    metadata.parts,
-                    metadata.stats,
-                    plan,
-                    metadata.query_start_loc,
-                    layer.sinks,
-                    metadata.num_reqs,
-                    grid.max_items,
-                    grid.max_rows,
-                    lse_stride,
-                )
-        if metadata.num_blocks and launchers.prefill is not None:
-            ranges = metadata.ranges
-            launchers.prefill(
-                (metadata.num_blocks * self._spec.num_kv_heads, 1, 1),
-                query,
-                keys.key,
-                keys.value,
-                output,
-                lse,
-                plan,
-                metadata.block_table,
-                metadata.key_lens,
-                metadata.query_start_loc,
-                metadata.causal_flags,
-                ranges,
-                layer.sinks,
-                layer.alibi_slopes,
-                scales.k_tensor,
-                scales.v_tensor,
-                metadata.num_reqs,
-                metadata.max_items,
-                0 if metadata.block_table is None else metadata.block_table.stride(0),
-                lse_stride,
-                0 if ranges is None else ranges.shape[1],
-                *numbers,
-            )
-
-    def _scale_arguments(
-        self, layer: AttentionLayer, keys: KeysValues, device: torch.device
-    ) -> _Scales:
-        if keys.key_scales is not None:
-            return _Scales(0, 1.0, 1.0, keys.key_scales, keys.value_scales)
-        k, v = layer.k_scale, layer.v_scale
-        if not isinstance(k, Tensor) and not isinstance(v, Tensor):
-            return _Scales(0, float(k), float(v), None, None)
-        if self._takes_no_scales:
-            return _NO_SCALES
-        k, v = (_as_tensor(scale, device) for scale in (k, v))
-        heads = self._spec.num_kv_heads
-        if k.numel() == v.numel() == 1:
-            return _Scales(1, 1.0, 1.0, k, v)
-        return _Scales(2, 1.0, 1.0, _spread(k, heads), _spread(v, heads))
-
-    @property
-    def _takes_no_scales(self) -> bool:
-        cache = self._spec.kv_cache_spec
-        return not getattr(cache, "is_quantized", False)
-
-    def _make(self, key: _Key, *, is_int8: bool) -> _Launchers:
-        from attn_triton.kernels.combine import combine
-        from attn_triton.kernels.decode import decode
-        from attn_triton.kernels.prefill import prefill
-
-        shape = key.shape
-        heads = self._heads()
-        output = dict(zip(("O_TOKEN", "O_HEAD"), key.output, strict=True))
-        own = self._constants(key, is_int8) | heads | output
-        merged = heads | output | {"PARTS": _COMBINE_PARTS}
-        del merged["D"], merged["DP"]
-        found = _Launchers(None, None, None)
-        if shape.decode is not None:
-            blocks = {"BLOCKS": shape.blocks}
-            found = found._replace(
-                decode=_launcher(decode, shape.decode, own | blocks),
-                combine=Launcher(combine, merged),
-            )
-        if shape.prefill is not None:
-            found = found._replace(prefill=_launcher(prefill, shape.prefill, own))
-        return found
-
-    def _heads(self) -> dict[str, object]:
-        spec, (padded, padded_v) = self._spec, self._padded
-        return {
-            "HQ": spec.num_heads,
-            "HK": spec.num_kv_heads,
-            "D": spec.head_size,
-            "DV": spec.head_size_v,
-            "DP": padded,
-            "DVP": padded_v,
-        }
-
-    def _constants(self, key: _Key, is_int8: bool) -> dict[str, object]:
-        names = ("K_BLOCK", "K_TOKEN", "K_HEAD", "V_BLOCK", "V_TOKEN", "V_HEAD")
-        seen = self.visibility
-        return {
-            **dict(zip(names, (*key.strides[0], *key.strides[1]), strict=True)),
-            **dict(zip(("Q_TOKEN", "Q_HEAD"), key.query, strict=True)),
-            "PAGE": key.page,
-            "LEFT": seen.left,
-            "RIGHT": seen.right,
-            "CHUNK": seen.chunk,
-            "CAUSAL": key.causal,
-            "SOFTCAP": self._spec.softcap is not None,
-            "SCALES": key.scales,
-            "INT8": is_int8,
-        }
-
-
-class _Launchers(NamedTuple):
-    decode: Launcher | None
-    combine: Launcher | None
-    prefill: Launcher | None
+_TENSORS, _ADDRESSES = 1, 2  # fields of a `Launch`
 
 
 class _Scales(NamedTuple):
@@ -276,6 +49,273 @@ class _Scales(NamedTuple):
 
 
 _NO_SCALES = _Scales(0, 1.0, 1.0, None, None)
+
+
+class LayerCalls:
+    """Runs the kernels of one layer.
+
+    Where every tensor is 16-byte aligned, as nearly always, a call finds its compiled handles by
+    one look-up and hands them addresses; any other goes through the launchers, which look at each
+    tensor.
+
+    Args:
+        spec: of the layer.
+    """
+
+    def __init__(self, spec: LayerSpec) -> None:
+        self._spec = spec
+        self.visibility: Visibility = visibility_of(spec)
+        self._programs: dict[_Key, _Programs] = {}
+        widths = Widths(
+            head_size=spec.head_size,
+            head_size_v=spec.head_size_v,
+            element_bytes=spec.dtype.itemsize,
+            cache_bytes=spec.dtype.itemsize,
+        )
+        self._padded = widths.padded
+        self._scale, self._cap = _scales_of(spec)
+        self._takes_scales = bool(getattr(spec.kv_cache_spec, "is_quantized", False))
+
+    def run(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+        metadata: TritonAttentionMetadata,
+    ) -> None:
+        """Launch what the step needs.
+
+        Args:
+            layer: the calling layer.
+            query: (T, Hq, D), its last dimension dense.
+            output: (T, Hq, Dv), likewise.
+            lse: (Hq, T), or None.
+            keys: where keys and values are.
+            tensors: returns the same as tensors, for calls that are looked at.
+            metadata: the step.
+        """
+        step = metadata.step(self.visibility)
+        if step is None:
+            raise _unplanned(self.visibility, metadata)
+        scales = _NO_SCALES
+        if self._takes_scales:
+            scales = self._scales(layer, keys, tensors, query.device)
+        programs = self._programs_for(
+            (
+                metadata.shape,
+                query.stride(),
+                output.stride(),
+                keys.strides,
+                keys.page,
+                metadata.causal,
+                scales.mode,
+            ),
+            keys,
+            query.device,
+        )
+        numbers = (
+            0 if lse is None else lse.stride(0),
+            self._scale * scales.k,
+            scales.v,
+            self._cap,
+        )
+        own = (layer.sinks, layer.alibi_slopes, scales.k_tensor, scales.v_tensor)
+        presence = (lse is None, *step.presence)
+        handles = programs.handles.get(presence)
+        if handles is not None and step.is_aligned and programs.is_current(query.device):
+            call = (
+                query.data_ptr(),
+                keys.key,
+                keys.value,
+                output.data_ptr(),
+                None if lse is None else lse.data_ptr(),
+            )
+            places = [None if each is None else each.data_ptr() for each in own]
+            if not (_union(call) | _union(places)) & _ALIGNMENT:
+                _launch(handles, step, _ADDRESSES, call, places, numbers)
+                return
+        key, value = tensors()[:2]
+        arguments = (query, key, value, output, lse)
+        _launch(programs.launchers, step, _TENSORS, arguments, own, numbers)
+        programs.remember(presence, step, arguments, own, numbers)
+
+    def _programs_for(self, key: _Key, keys: KeysValues, device: torch.device) -> _Programs:
+        programs = self._programs.get(key)
+        if programs is None:
+            require_readable(keys.dtype, device)
+            programs = self._programs[key] = self._make(key, keys.has_inline_scales)
+        return programs
+
+    def _scales(
+        self,
+        layer: AttentionLayer,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+        device: torch.device,
+    ) -> _Scales:
+        if keys.has_inline_scales:
+            return _Scales(0, 1.0, 1.0, *tensors()[2:])
+        k, v = layer.k_scale, layer.v_scale
+        if not isinstance(k, Tensor) and not isinstance(v, Tensor):
+            return _Scales(0, float(k), float(v), None, None)
+        k, v = (_as_tensor(scale, device) for scale in (k, v))
+        heads = self._spec.num_kv_heads
+        if k.numel() == v.numel() == 1:
+            return _Scales(1, 1.0, 1.0, k, v)
+        return _Scales(2, 1.0, 1.0, _spread(k, heads), _spread(v, heads))
+
+    def _make(self, key: _Key, is_int8: bool) -> _Programs:
+        from attn_triton.kernels.combine import combine
+        from attn_triton.kernels.decode import decode
+        from attn_triton.kernels.prefill import prefill
+
+        shape, _, output = key[:3]
+        heads = self._heads() | dict(zip(("O_TOKEN", "O_HEAD"), output[:2], strict=True))
+        own = heads | self._constants(key, is_int8)
+        merged = {name: heads[name] for name in heads if name not in ("D", "DP")}
+        found: dict[str, Launcher] = {}
+        if shape.decode is not None:
+            found["decode"] = _launcher(decode, shape.decode, own | {"BLOCKS": shape.blocks})
+            found["combine"] = Launcher(combine, merged | {"PARTS": _COMBINE_PARTS})
+        if shape.prefill is not None:
+            found["prefill"] = _launcher(prefill, shape.prefill, own)
+        return _Programs(_Kernels(**found))
+
+    def _heads(self) -> dict[str, object]:
+        spec, (padded, padded_v) = self._spec, self._padded
+        return {
+            "HQ": spec.num_heads,
+            "HK": spec.num_kv_heads,
+            "D": spec.head_size,
+            "DV": spec.head_size_v,
+            "DP": padded,
+            "DVP": padded_v,
+        }
+
+    def _constants(self, key: _Key, is_int8: bool) -> dict[str, object]:
+        _, query, _, strides, page, causal, scales = key
+        names = ("K_BLOCK", "K_TOKEN", "K_HEAD", "V_BLOCK", "V_TOKEN", "V_HEAD")
+        seen = self.visibility
+        return {
+            **dict(zip(names, (*strides[0], *strides[1]), strict=True)),
+            **dict(zip(("Q_TOKEN", "Q_HEAD"), query[:2], strict=True)),
+            "PAGE": page,
+            "LEFT": seen.left,
+            "RIGHT": seen.right,
+            "CHUNK": seen.chunk,
+            "CAUSAL": causal,
+            "SOFTCAP": self._spec.softcap is not None,
+            "SCALES": scales,
+            "INT8": is_int8,
+        }
+
+
+class _Kernels(NamedTuple):
+    """What runs each kernel: launchers, or compiled handles."""
+
+    decode: Any = None
+    combine: Any = None
+    prefill: Any = None
+
+
+class _Programs:
+    """The kernels of one layer for calls of one kind.
+
+    Attributes:
+        launchers: compile, and look at each tensor.
+        handles: by which pointers are None: take addresses of aligned tensors.
+    """
+
+    __slots__ = ("_current_device", "handles", "launchers")
+
+    def __init__(self, launchers: _Kernels) -> None:
+        self.launchers = launchers
+        self.handles: dict[tuple[bool, ...], _Kernels] = {}
+        self._current_device: Callable[[], int] | None = None
+
+    def is_current(self, device: torch.device) -> bool:
+        """Whether handles may be launched: the current device is the tensors'."""
+        return self._current_device is not None and self._current_device() == device.index
+
+    def remember(
+        self,
+        presence: tuple[bool, ...],
+        step: Step,
+        call: Sequence[Tensor | None],
+        own: Sequence[Tensor | None],
+        numbers: tuple[float, ...],
+    ) -> None:
+        """Keep the handles of a call whose tensors are all aligned; the interpreter has none."""
+        launchers = [each for each in self.launchers if each is not None]
+        if not launchers or launchers[0].is_interpreted or not step.is_aligned:
+            return
+        if any(each is not None and each.data_ptr() & _ALIGNMENT for each in (*call, *own)):
+            return
+        from attn_triton.kernels.compiling import driver_calls
+
+        self._current_device = driver_calls()[1]
+        found: dict[str, Handle] = {}
+
+        def finder(name: str, launcher: Launcher | None) -> Callable[..., None]:
+            def find(grid: object, *args: object) -> None:
+                if launcher is not None:
+                    found[name] = launcher.handle(*args)
+
+            return find
+
+        finders = {name: finder(name, each) for name, each in self.launchers._asdict().items()}
+        _launch(_Kernels(**finders), step, _TENSORS, call, own, numbers)
+        self.handles[presence] = _Kernels(**found)
+
+
+def _union(addresses: Sequence[int | None]) -> int:
+    """Return all bits that are set in any address."""
+    bits = 0
+    for address in addresses:
+        if address is not None:
+            bits |= address
+    return bits
+
+
+def _unplanned(visibility: Visibility, metadata: TritonAttentionMetadata) -> InvalidInputError:
+    return InvalidInputError.for_argument(
+        "metadata",
+        f"planned for {list(metadata.plans)}",
+        f"a plan for {visibility}",
+        hint=f"build it with a {NAME} builder that was given this layer.",
+    )
+
+
+def _launch(
+    kernels: _Kernels,
+    step: Step,
+    kind: int,
+    call: _Refs,
+    own: _Refs,
+    numbers: tuple[float, ...],
+) -> None:
+    """Launch a step's kernels.
+
+    Args:
+        kernels: what runs them.
+        step: what they are handed.
+        kind: whether `call` and `own` are tensors or addresses.
+        call: query, keys, values, output, LSE.
+        own: the layer's sinks, slopes and scales.
+        numbers: stride of the LSE, factors on logits and values, cap.
+    """
+    decode, combine, prefill = step[:3]
+    if decode is not None:
+        kernels.decode(decode.grid, *call, *decode[kind], *own, *decode.numbers, *numbers)
+    if combine is not None:
+        kernels.combine(
+            combine.grid, call[3], call[4], *combine[kind], own[0], *combine.numbers, numbers[0]
+        )
+    if prefill is not None:
+        kernels.prefill(prefill.grid, *call, *prefill[kind], *own, *prefill.numbers, *numbers)
 
 
 def _launcher(kernel: object, tile: Tile, constants: dict[str, object]) -> Launcher:

@@ -1,41 +1,65 @@
-"""TRITON_ATTN's step: grids chosen on the host, work items computed on the device."""
+"""TRITON_ATTN's step, as the layers of a group read it."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
-from attn_shared.checked import check_metadata
-from attn_shared.errors import MetadataError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVCacheSpec
-from attn_shared.metadata import CommonAttentionMetadata, MMPrefixRanges
-from attn_shared.request import AttentionType
-from attn_shared.served import require_batch_served, require_block_table, require_served
-from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
-from attn_triton._capability import CAPABILITY, NAME
-from attn_triton._steps import (
-    MAX_PARTS,
-    Composition,
-    DecodeGrid,
-    Planner,
-    Shape,
-    composition_of,
-)
-from attn_triton._visibility import CACHE_FREE, Visibility, visibility_of
-from attn_triton.launch import Launcher
-from attn_triton.machine import machine_of
-from attn_triton.tiles import next_power_of_2
+from attn_triton._steps import DecodeGrid, Shape
+from attn_triton._visibility import Visibility
 
-__all__ = ["TritonAttentionMetadata", "TritonAttentionMetadataBuilder"]
+__all__ = ["Launch", "Step", "TritonAttentionMetadata"]
 
-_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
-_UNBOUNDED = 2**31 - 1
+_ALIGNMENT = 15  # bits of an address that must be 0 for the widest accesses
+
+
+class Launch(NamedTuple):
+    """What one kernel is handed that is the same for all layers.
+
+    Attributes:
+        grid: programs.
+        tensors: in the kernel's order, after those of the call.
+        addresses: of the tensors.
+        numbers: in the kernel's order, after the tensors of the layer.
+    """
+
+    grid: tuple[int, int, int]
+    tensors: tuple[Tensor | None, ...]
+    addresses: tuple[int | None, ...]
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, programs: int, tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...]
+    ) -> Launch:
+        """Return it with the tensors' addresses."""
+        addresses = tuple(None if each is None else each.data_ptr() for each in tensors)
+        return cls((programs, 1, 1), tensors, addresses, numbers)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every tensor is at a multiple of 16 bytes."""
+        return not any(address & _ALIGNMENT for address in self.addresses if address)
+
+
+class Step(NamedTuple):
+    """The launches of layers of one visibility.
+
+    Attributes:
+        decode, combine, prefill: what each kernel is handed; None: it does not run.
+        presence: whether requests are cut into parts, and whether there are multimodal ranges:
+            which pointers are None, for finding compiled handles.
+        is_aligned: every tensor is at a multiple of 16 bytes.
+    """
+
+    decode: Launch | None
+    combine: Launch | None
+    prefill: Launch | None
+    presence: tuple[bool, bool]
+    is_aligned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +82,7 @@ class TritonAttentionMetadata:
         shape: what machine code depends on.
         parts: float32 memory for parts of requests.
         stats: float32 memory for their maxima and sums.
+        num_kv_heads: of a layer.
     """
 
     num_actual_tokens: int
@@ -75,336 +100,76 @@ class TritonAttentionMetadata:
     shape: Shape
     parts: Tensor
     stats: Tensor
+    num_kv_heads: int
+    _steps: dict[Visibility, Step] = field(init=False, repr=False, default_factory=dict)
+
+    def step(self, visibility: Visibility) -> Step | None:
+        """Return the launches of layers of one visibility; None where none was planned for it."""
+        found = self._steps.get(visibility)
+        if found is None and visibility in self.plans:
+            found = self._steps[visibility] = self._step(self.plans[visibility])
+        return found
+
+    def _step(self, plan: Tensor) -> Step:
+        decode, combine, prefill = None, None, None
+        if self.num_reqs and self.decode is not None:
+            decode = self._decode_launch(plan, self.decode)
+            combine = self._combine_launch(plan, self.decode) if self.decode.may_split else None
+        if self.num_reqs and self.num_blocks:
+            prefill = self._prefill_launch(plan)
+        launches = (decode, combine, prefill)
+        return Step(
+            *launches,
+            presence=(combine is not None, self.ranges is not None),
+            is_aligned=all(launch.is_aligned for launch in launches if launch is not None),
+        )
+
+    def _decode_launch(self, plan: Tensor, grid: DecodeGrid) -> Launch:
+        return Launch.of(
+            grid.max_items * self.num_kv_heads * grid.blocks,
+            (
+                self.parts if grid.may_split else None,
+                self.stats if grid.may_split else None,
+                plan,
+                self.block_table,
+                self.key_lens,
+                self.query_start_loc,
+                self.causal_flags,
+            ),
+            (self.num_reqs, grid.max_items, grid.max_rows, self._table_stride),
+        )
+
+    def _combine_launch(self, plan: Tensor, grid: DecodeGrid) -> Launch:
+        return Launch.of(
+            self.num_reqs * self.num_kv_heads * grid.max_rows,
+            (self.parts, self.stats, plan, self.query_start_loc),
+            (self.num_reqs, grid.max_items, grid.max_rows),
+        )
+
+    def _prefill_launch(self, plan: Tensor) -> Launch:
+        return Launch.of(
+            self.num_blocks * self.num_kv_heads,
+            (
+                plan,
+                self.block_table,
+                self.key_lens,
+                self.query_start_loc,
+                self.causal_flags,
+                self.ranges,
+            ),
+            (
+                self.num_reqs,
+                self.max_items,
+                self._table_stride,
+                0 if self.ranges is None else self.ranges.shape[1],
+            ),
+        )
+
+    @property
+    def _table_stride(self) -> int:
+        return 0 if self.block_table is None else self.block_table.stride(0)
 
     @property
     def max_items(self) -> int:
         """Records that the plans have room for."""
         return 0 if self.decode is None else self.decode.max_items
-
-
-class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMetadata]):
-    """Chooses grids from what the host knows, and has the device compute the work items.
-
-    Nothing is waited for: host lengths may be upper bounds or missing. Layers of one group may
-    differ in window and chunks: each visibility gets a plan. Requests may come in any order.
-
-    A step that was built for capture keeps its buffers: a later `build` of as many requests and
-    tokens, whose queries are no longer, computes its plan into them, so that the captured graph
-    replays with the new lengths.
-
-    Cascade attention computes the same result here as no cascade does: a valid
-    `common_prefix_len` is accepted and saves nothing.
-    """
-
-    supports_update_block_table = True
-
-    def __init__(
-        self,
-        kv_cache_spec: KVCacheSpec | None,
-        layers: Mapping[str, LayerSpec],
-        config: BuildConfig,
-        device: torch.device,
-    ) -> None:
-        """Keep what every step needs.
-
-        Raises:
-            UnsupportedOptionError: layers differ in what one plan must share, or one is not served.
-        """
-        super().__init__(kv_cache_spec, layers, config, device)
-        shared = ("attn_type", "num_heads", "num_kv_heads", "head_size", "head_size_v", "dtype")
-        self._layer = require_uniform(layers, shared)
-        for layer in layers.values():
-            require_served(NAME, CAPABILITY, layer)
-        self._is_cache_free = self._layer.attn_type in CACHE_FREE
-        self._distinct = {visibility_of(layer): layer for layer in layers.values()}
-        self._planner = Planner(
-            self._layer,
-            machine_of(device),
-            cache_bytes=self._read_cache_bytes(),
-            is_invariant=config.batch_invariant
-            or any(each.batch_invariant for each in layers.values()),
-        )
-        self._captured: dict[tuple[int, int], tuple[int, TritonAttentionMetadata]] = {}
-        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
-
-    def _read_cache_bytes(self) -> int:
-        """Return the bytes of a cache element, which all layers share, as their block size."""
-        if self._is_cache_free:
-            return self._layer.dtype.itemsize
-        group = self.kv_cache_spec
-        for name, layer in self.layers.items():
-            own = layer.kv_cache_spec
-            if not isinstance(group, AttentionSpec) or not isinstance(own, AttentionSpec):
-                raise UnsupportedOptionError(
-                    f"kv_cache_spec={group} and that of layer {name}, {own}, must be "
-                    "AttentionSpecs.",
-                    hint="give the builder the spec of the cache that the layers read.",
-                )
-            if (own.block_size, own.dtype) != (group.block_size, group.dtype):
-                raise UnsupportedOptionError(
-                    f"kv_cache_spec={group} does not have the block size and dtype of layer "
-                    f"{name}: {own}.",
-                    hint="layers of one group share one block table and one format.",
-                )
-        return group.dtype.itemsize if isinstance(group, AttentionSpec) else 0
-
-    @classmethod
-    def get_cudagraph_support(
-        cls, config: BuildConfig, kv_cache_spec: KVCacheSpec | None
-    ) -> AttentionCGSupport:
-        """Return ALWAYS: grids are bounds, and what they work on is computed on the device."""
-        return AttentionCGSupport.ALWAYS
-
-    def build(
-        self, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False
-    ) -> TritonAttentionMetadata:
-        """Return the step's metadata.
-
-        Args:
-            common_prefix_len: tokens of a shared prefix, checked and otherwise without effect.
-            common: the batch.
-            fast_build: without effect: there is one schedule.
-
-        Raises:
-            MetadataError: a tensor is missing or elsewhere, or lengths contradict each other.
-            UnsupportedOptionError: the batch asks for what the capability does not name.
-        """
-        self._check(common_prefix_len, common)
-        key = (common.num_reqs, common.num_actual_tokens)
-        longest, captured = self._captured.get(key, (-1, None))
-        if captured is not None and common.max_query_len <= longest:
-            metadata = replace(captured, **self._tensors_of(common))
-        else:
-            metadata = self._new(common, is_bound=False)
-        self._fill(metadata, common)
-        return metadata
-
-    def build_for_cudagraph_capture(
-        self, common: CommonAttentionMetadata
-    ) -> TritonAttentionMetadata:
-        """Return metadata to capture with: its grids are bounds, its buffers stay.
-
-        Raises:
-            UnsupportedOptionError: the batch has multimodal ranges, which are the host's.
-        """
-        self._check(0, common)
-        if any(common.mm_prefix_ranges.values()):
-            raise UnsupportedOptionError(
-                "a captured batch has no mm_prefix_ranges: a replay could not change them.",
-                hint="run such batches without a graph.",
-            )
-        metadata = self._new(common, is_bound=True)
-        self._captured[common.num_reqs, common.num_actual_tokens] = (
-            common.max_query_len,
-            metadata,
-        )
-        self._fill(metadata, common)
-        return metadata
-
-    def update_block_table(
-        self, metadata: TritonAttentionMetadata, block_table: Tensor, slot_mapping: Tensor
-    ) -> TritonAttentionMetadata:
-        """Return metadata of the same batch over another block table.
-
-        Args:
-            metadata: of the batch.
-            block_table: (B, M) int32, as wide as the batch's longest request needs.
-            slot_mapping: unused: it is handed to `do_kv_cache_update` by the caller.
-
-        Raises:
-            UnsupportedOptionError: the layers have no cache.
-        """
-        if self._is_cache_free:
-            raise UnsupportedOptionError("layers without a cache have no block table.")
-        self._check_device("block_table", block_table)
-        return replace(metadata, block_table=_dense_rows(block_table))
-
-    def _check(self, common_prefix_len: int, common: CommonAttentionMetadata) -> None:
-        if self.config.checked:
-            check_metadata(common, spec=self.kv_cache_spec)
-        for layer in self._distinct.values():
-            require_batch_served(NAME, CAPABILITY, layer, common, common_prefix_len)
-        self._check_device("query_start_loc", common.query_start_loc)
-
-    def _check_device(self, name: str, tensor: Tensor) -> None:
-        if tensor.device.type != self.device.type:
-            raise MetadataError.for_argument(
-                f"{name} device", tensor.device, f"{self.device}, the builder's"
-            )
-
-    def _tensors_of(self, common: CommonAttentionMetadata) -> dict[str, Any]:
-        """Return the fields that are tensors of the batch, or say how to read them."""
-        causal, flags = 0, None
-        if self._layer.attn_type is AttentionType.DECODER:
-            causal = int(common.causal) if isinstance(common.causal, bool) else 2
-            flags = common.causal.view(torch.uint8) if causal == 2 else None  # type: ignore[union-attr]
-        table = None if self._is_cache_free else _dense_rows(require_block_table(common))
-        return {
-            "query_start_loc": common.query_start_loc,
-            "key_lens": self._key_lens(common),
-            "block_table": table,
-            "causal": causal,
-            "causal_flags": flags,
-        }
-
-    def _key_lens(self, common: CommonAttentionMetadata) -> Tensor:
-        if self._is_cache_free:
-            starts = common.key_start_loc
-            return common.query_start_loc if starts is None else starts
-        if self._layer.attn_type is not AttentionType.ENCODER_DECODER:
-            return common.seq_lens
-        if common.encoder_seq_lens is None:
-            raise MetadataError.for_argument(
-                "encoder_seq_lens", None, "(num_reqs,) int32, for cross-attention"
-            )
-        return common.encoder_seq_lens
-
-    def _num_keys(self, common: CommonAttentionMetadata) -> int:
-        if not self._is_cache_free:
-            return 0
-        starts = common.key_start_loc_cpu
-        return common.num_actual_tokens if starts is None else int(starts[-1])
-
-    def _new(self, common: CommonAttentionMetadata, *, is_bound: bool) -> TritonAttentionMetadata:
-        """Choose grids and take buffers of their size."""
-        planner, ranges = self._planner, self._ranges(common.mm_prefix_ranges, common.num_reqs)
-        composition = composition_of(
-            common,
-            group=planner.group,
-            rows=planner.prefill.rows,
-            # The decode kernel knows no ranges.
-            most_tokens=planner.most_tokens if ranges is None else 0,
-            is_cache_free=self._is_cache_free,
-            is_bound=is_bound,
-        )
-        decode = None
-        if composition.num_decodes and composition.decode_tokens:
-            longest = _UNBOUNDED if is_bound else self._longest(common)
-            decode = planner.decode_grid(composition, longest)
-        parts, stats = self._room(decode, is_bound)
-        return TritonAttentionMetadata(
-            num_actual_tokens=common.num_actual_tokens,
-            num_keys=self._num_keys(common),
-            num_reqs=common.num_reqs,
-            ranges=ranges,
-            plans=self._empty_plans(common.num_reqs, decode),
-            decode=decode,
-            num_blocks=composition.num_blocks,
-            shape=self._shape(decode, composition),
-            parts=parts,
-            stats=stats,
-            **self._tensors_of(common),
-        )
-
-    def _longest(self, common: CommonAttentionMetadata) -> int:
-        """Return a bound of the keys of one request."""
-        if self._layer.attn_type is not AttentionType.ENCODER_DECODER:
-            return common.max_seq_len
-        lens = common.encoder_seq_lens_cpu
-        return _UNBOUNDED if lens is None or not len(lens) else int(lens.max())
-
-    def _shape(self, decode: DecodeGrid | None, composition: Composition) -> Shape:
-        return Shape(
-            decode=None if decode is None else decode.tile,
-            blocks=0 if decode is None else decode.blocks,
-            prefill=self._planner.prefill if composition.num_blocks else None,
-        )
-
-    def _room(self, decode: DecodeGrid | None, is_bound: bool) -> tuple[Tensor, Tensor]:
-        """Return memory for parts: a captured graph's own, or what all other steps share."""
-        values, stats = (0, 0) if decode is None else self._planner.part_floats(decode)
-        if is_bound:
-            room = torch.empty(values + stats, dtype=torch.float32, device=self.device)
-        else:
-            if len(self._scratch) < values + stats:
-                self._scratch = self._scratch.new_empty(values + stats)
-            room = self._scratch
-        return room[:values], room[values : values + stats]
-
-    def _empty_plans(self, num_reqs: int, decode: DecodeGrid | None) -> dict[Visibility, Tensor]:
-        records = 0 if decode is None else decode.max_items
-        size = _HEADER + 4 * records + 2 * (num_reqs + 1)
-        return {
-            visibility: torch.empty(size, dtype=torch.int32, device=self.device)
-            for visibility in self._distinct
-        }
-
-    def _ranges(self, given: MMPrefixRanges, num_reqs: int) -> Tensor | None:
-        """Return the multimodal ranges as (B, R, 2), absent ones empty; None without any."""
-        most = max((len(own) for own in given.values()), default=0)
-        if not most:
-            return None
-        table = torch.tensor((0, -1), dtype=torch.int32).repeat(num_reqs, most, 1)
-        for request, own in given.items():
-            if not 0 <= request < num_reqs:
-                raise MetadataError.for_argument(
-                    "mm_prefix_ranges", f"keyed by {request}", f"requests below {num_reqs}"
-                )
-            for index, (start, stop) in enumerate(own):
-                if not 0 <= start <= stop:
-                    raise MetadataError.for_argument(
-                        "mm_prefix_ranges", (start, stop), "0 <= start <= end, both inclusive"
-                    )
-                table[request, index, 0], table[request, index, 1] = start, stop
-        return table.to(self.device)
-
-    def _fill(self, metadata: TritonAttentionMetadata, common: CommonAttentionMetadata) -> None:
-        """Have the device compute the work items."""
-        if not common.num_reqs:
-            return
-        decode = metadata.decode
-        most_tokens = 0 if decode is None or metadata.ranges is not None else self._most(decode)
-        block = next_power_of_2(max(common.num_reqs, self.config.max_num_seqs, 16))
-        for visibility, plan in metadata.plans.items():
-            launcher = _planning(
-                visibility,
-                self._is_cache_free,
-                64 if decode is None else decode.tile.keys,
-                MAX_PARTS if self._planner.is_invariant else 0,
-                self._planner.least_part_tiles,
-                block,
-            )
-            launcher(
-                (1, 1, 1),
-                plan,
-                metadata.query_start_loc,
-                metadata.key_lens,
-                common.num_reqs,
-                metadata.max_items,
-                0 if decode is None else decode.slots,
-                most_tokens,
-                self._planner.group,
-                self._planner.prefill.rows,
-            )
-
-    def _most(self, decode: DecodeGrid) -> int:
-        """Return the query tokens up to which a request of the step decodes."""
-        return decode.max_rows // self._planner.group
-
-
-@functools.cache
-def _planning(
-    visibility: Visibility,
-    is_dense: bool,
-    tile: int,
-    max_parts: int,
-    least: int,
-    block: int,
-) -> Launcher:
-    from attn_triton.kernels.plan import plan_step
-
-    constants = {
-        "LEFT": visibility.left,
-        "CHUNK": visibility.chunk,
-        "DENSE": is_dense,
-        "TILE": tile,
-        "MAX_PARTS": max_parts,
-        "LEAST": least,
-        "BLOCK_B": block,
-    }
-    return Launcher(plan_step, constants, num_warps=4)
-
-
-def _dense_rows(table: Tensor) -> Tensor:
-    """Return the table with neighbouring columns beside each other."""
-    return table if table.stride(1) == 1 or table.shape[1] <= 1 else table.contiguous()

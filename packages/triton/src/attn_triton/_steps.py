@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from attn_shared.metadata import CommonAttentionMetadata
@@ -17,6 +18,7 @@ __all__ = [
     "Planner",
     "Shape",
     "composition_of",
+    "shape_of",
 ]
 
 MAX_DECODE_TOKENS = 16
@@ -64,13 +66,22 @@ class DecodeGrid:
     may_split: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shape:
-    """What the machine code of a step depends on, beside the layer: key of compiled handles."""
+    """What the machine code of a step depends on, beside the layer; made by `shape_of`.
+
+    Equal ones are made once, so that looking up what was compiled for one hashes its identity.
+    """
 
     decode: Tile | None
     blocks: int
     prefill: Tile | None
+
+
+@functools.cache
+def shape_of(decode: Tile | None, blocks: int, prefill: Tile | None) -> Shape:
+    """Return the shape of these tiles, always the same object."""
+    return Shape(decode=decode, blocks=blocks, prefill=prefill)
 
 
 class Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from attn_shared.request import AttentionType
@@ -13,9 +14,9 @@ CACHE_FREE = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 """Kinds of attention whose keys and values come with the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Visibility:
-    """Window and chunk, causality aside.
+    """Window and chunk, causality aside; made by `visibility_of`, equal ones once.
 
     Attributes:
         left: keys that are seen left of the query's own; -1: all.
@@ -31,4 +32,9 @@ class Visibility:
 def visibility_of(spec: LayerSpec) -> Visibility:
     """Return what a layer's queries see."""
     left, right = (-1 if side is None else side for side in spec.window)
-    return Visibility(left=left, right=right, chunk=spec.chunk_size or 0)
+    return _visibility(left, right, spec.chunk_size or 0)
+
+
+@functools.cache
+def _visibility(left: int, right: int, chunk: int) -> Visibility:
+    return Visibility(left=left, right=right, chunk=chunk)

@@ -7,6 +7,8 @@ costs nothing, as it is compiled out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +18,22 @@ from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import InvalidInputError, VendorMissingError, own_words
+from attn_shared.errors import (
+    InvalidInputError,
+    UnsupportedOptionError,
+    VendorMissingError,
+    own_words,
+)
+from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
-from attn_triton._calls import KeysValues, LayerCalls
+from attn_triton._builder import TritonAttentionMetadataBuilder
+from attn_triton._calls import LayerCalls
 from attn_triton._capability import CAPABILITY, NAME
-from attn_triton._metadata import TritonAttentionMetadata, TritonAttentionMetadataBuilder
+from attn_triton._keys import CacheReader, KeysValues, KeysValuesTensors, keys_of_call
+from attn_triton._metadata import TritonAttentionMetadata
 from attn_triton._visibility import CACHE_FREE
+from attn_triton.kv_write import write_kv
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -93,7 +104,9 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         require_served(NAME, CAPABILITY, spec)
         self._checker = CallChecker(spec)
         self._calls = LayerCalls(spec)
-        self._is_cache_free = spec.attn_type in CACHE_FREE
+        cache = spec.kv_cache_spec
+        is_cached = spec.attn_type not in CACHE_FREE and isinstance(cache, AttentionSpec)
+        self._reader = CacheReader(cache) if is_cached else None
 
     def forward(
         self,
@@ -113,31 +126,59 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
-        self._check_metadata(metadata)
+        if not isinstance(metadata, TritonAttentionMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"a {type(metadata).__name__}",
+                "a TritonAttentionMetadata",
+                hint=f"build it with a {NAME} builder that was given this layer.",
+            )
         device = query.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
-        keys = self._keys(key, value, kv_cache, device, metadata)
+        keys, tensors = self._keys(key, value, kv_cache, device, metadata)
         if output is None:
             output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
         if query.stride(2) != 1:
             query = query.contiguous()
-        self._calls.run(layer, query, output, lse, keys, metadata)
-        return output
+        if output.stride(2) == 1 or output.shape[2] == 1:
+            self._calls.run(layer, query, output, lse, keys, tensors, metadata)
+            return output
+        dense = torch.empty_like(output, memory_format=torch.contiguous_format)
+        self._calls.run(layer, query, dense, lse, keys, tensors, metadata)
+        return output.copy_(dense)
 
-    def _check_metadata(self, metadata: TritonAttentionMetadata) -> None:
-        hint = f"build it with a {NAME} builder that was given this layer."
-        if not isinstance(metadata, TritonAttentionMetadata):
-            raise InvalidInputError.for_argument(
-                "metadata", f"a {type(metadata).__name__}", "a TritonAttentionMetadata", hint=hint
-            )
-        if self._calls.visibility not in metadata.plans:
-            raise InvalidInputError.for_argument(
-                "metadata",
-                f"planned for {list(metadata.plans)}",
-                f"a plan for {self._calls.visibility}",
-                hint=hint,
-            )
+    def do_kv_cache_update(
+        self,
+        layer: AttentionLayer,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Write the step's keys and values in one launch; see `AttentionImpl.do_kv_cache_update`.
+
+        Raises:
+            InvalidInputError: key, value or cache have another shape or dtype than the layer's.
+            UnsupportedOptionError: the layer has no paged cache.
+        """
+        spec = self.spec.kv_cache_spec
+        if not isinstance(spec, AttentionSpec):
+            raise UnsupportedOptionError("this layer has no paged cache to write.")
+        for name, rows in (("key", key), ("value", value)):
+            if rows.dtype is not self.spec.dtype:
+                raise InvalidInputError.for_argument(
+                    f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
+                )
+        write_kv(
+            kv_cache,
+            spec,
+            key,
+            value,
+            slot_mapping,
+            k_scale=layer.k_scale,
+            v_scale=layer.v_scale,
+        )
 
     def _keys(
         self,
@@ -146,11 +187,16 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         kv_cache: Tensor | None,
         device: torch.device,
         metadata: TritonAttentionMetadata,
-    ) -> KeysValues:
+    ) -> tuple[KeysValues, Callable[[], KeysValuesTensors]]:
         """Return where keys and values are, after checking it."""
-        if self._is_cache_free:
+        if self._reader is None:
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
-            return KeysValues.of_call(key, value)
-        cache, spec = self._checker.check_cache(kv_cache, device)
+            key, value = _dense(key), _dense(value)
+            return keys_of_call(key, value), lambda: (key, value, None, None)
+        cache, _ = self._checker.check_cache(kv_cache, device)
         self._checker.check_written_keys(key, value, device)
-        return KeysValues.of_cache(spec.split(cache))
+        return self._reader.read(cache), partial(self._reader.tensors, cache)
+
+
+def _dense(rows: Tensor) -> Tensor:
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
