@@ -66,9 +66,9 @@ class CacheReader:
             InvalidInputError: it is no cache of the spec.
         """
         keys, seen = self._keys, self._seen
-        if keys is not None and seen is not None and seen() is kv_cache:
-            if kv_cache.data_ptr() == self._address:
-                return keys
+        is_known = seen is not None and seen() is kv_cache
+        if is_known and keys is not None and kv_cache.data_ptr() == self._address:
+            return keys
         self._keys = keys = self._of(kv_cache)
         self._seen, self._address = weakref.ref(kv_cache), kv_cache.data_ptr()
         return keys
@@ -98,7 +98,7 @@ def keys_of_call(key: Tensor, value: Tensor) -> KeysValues:
         value=value.data_ptr(),
         key_scales=None,
         value_scales=None,
-        strides=((0, *key.stride()[:2]), (0, *value.stride()[:2])),
+        strides=((0, key.stride(0), key.stride(1)), (0, value.stride(0), value.stride(1))),
         page=0,
         dtype=key.dtype,
     )

@@ -105,8 +105,9 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         self._checker = CallChecker(spec)
         self._calls = LayerCalls(spec)
         cache = spec.kv_cache_spec
-        is_cached = spec.attn_type not in CACHE_FREE and isinstance(cache, AttentionSpec)
-        self._reader = CacheReader(cache) if is_cached else None
+        self._reader = None
+        if spec.attn_type not in CACHE_FREE and isinstance(cache, AttentionSpec):
+            self._reader = CacheReader(cache)
 
     def forward(
         self,
