@@ -23,6 +23,8 @@ COMBINES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "a2a": dcp_a2a_lse_reduce,
 }
 
+SINKS = torch.tensor([-torch.inf, 0.0, 1.5, 40.0])
+
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -100,6 +102,10 @@ def main(rank: int, folder: Path) -> None:
             results[f"{name} {case}"] = combine(
                 output, lse, dist.group.WORLD, lse_base_on_e=base_on_e
             )
+        output, lse = hollow(problem(1)[0])[rank]
+        results[f"{name} sinks"] = combine(
+            output.float(), lse.float(), dist.group.WORLD, sinks=SINKS
+        )
     torch.save(results, folder / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -199,6 +199,30 @@ class TestCombineShards:
             assert output.tolist() == [[[0.0, 0.0]]]
             assert lse.tolist() == [[-torch.inf]]
 
+    def test_mixed_bases_are_refused(self) -> None:
+        shard, lse = torch.ones(1, 1, 2), torch.zeros(1, 1)
+        with pytest.raises(
+            InvalidInputError, match=r"lse_base_on_e is \[True, False\]; allowed: the"
+        ):
+            combine_shards([shard] * 2, [lse] * 2, lse_base_on_e=[True, False])
+        _, base2 = combine_shards([shard] * 2, [lse] * 2, lse_base_on_e=[False, False])
+        assert base2.item() == pytest.approx(0.6931472)
+
+    def test_a_sink_enters_once(self) -> None:
+        # Two shards of e^0 each, and a sink of e^0: the values' share is two thirds.
+        value, lse, sinks = torch.ones(1, 1, 2), torch.zeros(1, 1), torch.zeros(1)
+        output, total = combine_shards([value, value], [lse, lse], sinks=sinks)
+        torch.testing.assert_close(output, torch.full((1, 1, 2), 2 / 3))
+        torch.testing.assert_close(total, torch.full((1, 1), 3.0).log())
+        empty = torch.full((1, 1), -torch.inf)
+        output, total = combine_shards([value, value], [empty, empty], sinks=sinks)
+        assert output.tolist() == [[[0.0, 0.0]]]
+        assert total.tolist() == [[0.0]]
+        with pytest.raises(
+            InvalidInputError, match=r"sinks is torch.float32 \(2,\); allowed: .*\(1"
+        ):
+            combine_shards([value], [lse], sinks=torch.zeros(2))
+
 
 def tensor_of(rows: Any) -> torch.Tensor:
     return torch.tensor([[float(value) for value in row] for row in rows])
@@ -288,6 +312,20 @@ class TestCollectives:
         assert lses[:, 2].eq(-torch.inf).all()
         _, (expected, _) = ranks.problem(1)
         torch.testing.assert_close(outputs[3:].double(), expected[3:], rtol=1e-6, atol=1e-6)
+
+    def test_sinks_enter_once_over_all_shards(
+        self, ranks: ModuleType, results: list[dict[str, Any]], combine: str
+    ) -> None:
+        shards = ranks.hollow(ranks.problem(1)[0])
+        plain, lse = combine_shards(*zip(*shards, strict=True))
+        sinks = ranks.SINKS.double().unsqueeze(1)
+        expected_lse = torch.logaddexp(lse, sinks)
+        share = torch.where(lse == -torch.inf, 0.0, (lse - expected_lse).exp())
+        outputs, lses = self.joined(results, f"{combine} sinks")
+        expected = plain * share.T.unsqueeze(-1)
+        torch.testing.assert_close(outputs.double(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(lses.double(), expected_lse, rtol=1e-6, atol=1e-6)
+        assert outputs[2].eq(0).all()  # no shard has a key
 
     def test_strides_are_honoured(
         self, ranks: ModuleType, results: list[dict[str, Any]], combine: str
