@@ -65,8 +65,14 @@ class MLAAttention:
 
         Raises:
             NoBackendError: nothing serves the layer; the message has every reason.
+            InvalidRequestError: the cache or the tokens are to be spread over ranks.
         """
         dims = dims or MLADims()
+        for name in ("dcp_size", "pcp_size"):
+            if options.get(name, 1) != 1:
+                raise InvalidRequestError.for_field(
+                    name, options[name], "1 for MLAAttention: Attention alone combines ranks"
+                )
         self.request = AttentionRequest(
             num_heads=num_heads,
             num_kv_heads=1,
