@@ -74,6 +74,8 @@ class FlashAttn3(ReferenceBackend):
             interface = importlib.import_module("flash_attn_interface")
             common, views = call.common, self.views(call)
             left, right = (-1 if side is None else side for side in self.window())
+            sinks = call.layer.sinks
+            rounded = None if sinks is None else sinks.bfloat16()  # all that the kernel takes
             out, lse, *_ = interface.flash_attn_with_kvcache(
                 q=call.query,
                 k_cache=views.key,
@@ -85,13 +87,22 @@ class FlashAttn3(ReferenceBackend):
                 softmax_scale=self.spec.scale,
                 causal=bool(common.causal),
                 window_size=(left, right),
-                sinks=call.layer.sinks,
+                sinks=rounded,
                 return_softmax_lse=True,
             )
+            if sinks is not None and rounded is not None:
+                out, lse = corrected(out, lse, sinks[:, None], rounded.float()[:, None])
             return result_of(call, out, lse)
 
         def window(self) -> tuple[int | None, int | None]:
             return self.spec.window
+
+
+def corrected(out: Tensor, lse: Tensor, sinks: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
+    """Put right what a rounded sink does to output and LSE."""
+    exact = lse + ((rounded - lse).exp() * (sinks - rounded).expm1()).log1p()
+    exact = torch.where(lse == -math.inf, sinks, exact)
+    return out * (lse - exact).exp().T[..., None], exact
 
 
 def result_of(call: ReferenceCall, out: Tensor, lse: Tensor) -> ReferenceResult:

@@ -267,7 +267,7 @@ def test_flash_attn_3_counts_a_sink_once(flash_attn_3: Any) -> None:
         cu_seqlens_q=int32(0, 2),
         max_seqlen_q=2,
         causal=True,
-        sinks=torch.zeros(1),
+        sinks=torch.zeros(1, dtype=torch.bfloat16),
         return_softmax_lse=True,
     )
 
