@@ -154,7 +154,7 @@ class Cell:
         host_interval_us, peer_host_interval_us: of that median.
         plan_us, peer_plan_us: the host's work of a step, shared by all layers of a model, with the
             device's part of it.
-        plan_host_us, peer_plan_host_us: the same until the host may go on, the device idle before.
+        plan_host_us, peer_plan_host_us: the same until the host may go on, of a few in a row.
         plan_waits, peer_plan_waits: whether that makes the host wait for the device, as far as
             torch can tell; null where it cannot.
         cache_state: "cold": inputs are in no cache; "warm": right after the same call.
