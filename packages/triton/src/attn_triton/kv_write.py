@@ -21,8 +21,10 @@ __all__ = ["write_kv"]
 _FP8_CODES = {torch.float8_e4m3fn: 1, torch.float8_e4m3fnuz: 2, torch.float8_e5m2: 3}
 _PLAIN, _INT8 = 0, 4
 _NUMBER, _ONE_ELEMENT, _PER_HEAD = 0, 1, 2
-_FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs with instructions for both fp8 formats
+_WITH_INSTRUCTIONS = (torch.float8_e4m3fn, torch.float8_e5m2)  # on NVIDIA GPUs, from here on:
+_FP8_CAPABILITY = (8, 9)
 _TILE_ELEMENTS = 2048  # of keys, and as many of values: 16 of each per thread with 4 warps
+_WIDEST = 16
 _MOST_PLANS = 1024
 
 _Scale = float | torch.Tensor
@@ -133,8 +135,10 @@ def _plan(
     value_offset = int(views.value.storage_offset() - views.key.storage_offset())
     cache_strides = (*map(int, views.key.stride()[:3]), value_offset)
     cache_vector = vector_width(spec.dtype, cache_strides)
-    key_step, key_vector, key_strides = _row_access(key)
-    value_step, value_vector, value_strides = _row_access(value)
+    # int8 entries start at multiples of 4 bytes: to read wider would move elements between threads.
+    most = cache_vector if spec.has_inline_scales else _WIDEST
+    key_step, key_vector, key_strides = _row_access(key, most)
+    value_step, value_vector, value_strides = _row_access(value, most)
     key_width, value_width = _power_of_two(spec.head_size), _power_of_two(spec.head_size_v)
     rows = max(1, _TILE_ELEMENTS // max(key_width, value_width))
     constants = {
@@ -168,12 +172,12 @@ def _plan(
     )
 
 
-def _row_access(rows: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+def _row_access(rows: torch.Tensor, most: int) -> tuple[int, int, tuple[int, ...]]:
     """Return the step inside a row, the width of an access, and the strides in units of it."""
     *strides, step = map(int, rows.stride())
     if rows.shape[2] == 1:
         step = 1
-    vector = vector_width(rows.dtype, strides) if step == 1 else 1
+    vector = min(most, vector_width(rows.dtype, strides)) if step == 1 else 1
     return step, vector, tuple(stride // vector for stride in strides)
 
 
@@ -195,7 +199,9 @@ def _scale_kind(scale: _Scale) -> int:
 
 def _kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return what the kernel takes a cache's elements for: fp8 as codes without instructions."""
-    return torch.uint8 if dtype in _FP8_CODES and not _casts_to_fp8(device) else dtype
+    if dtype not in _FP8_CODES or (dtype in _WITH_INSTRUCTIONS and _casts_to_fp8(device)):
+        return dtype
+    return torch.uint8
 
 
 @functools.cache

@@ -75,20 +75,18 @@ def scale_of(scale, heads, KIND: tl.constexpr):
 
 
 @triton.jit
-def write_rows(
-    sources,
-    places,
-    is_kept,
-    scales,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STEP: tl.constexpr,
-    STORED: tl.constexpr,
-):
-    """Write rows of SIZE elements from pointers `sources` [ROWS] to pointers `places` [ROWS]."""
+def load_rows(sources, is_row, SIZE: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """Return the rows [ROWS, WIDTH] of SIZE elements at pointers `sources` [ROWS]."""
     columns = tl.arange(0, WIDTH)[None, :]
+    inside = is_row[:, None] & (columns < SIZE)
+    return tl.load(sources[:, None] + columns * STEP, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(x, places, is_kept, scales, SIZE: tl.constexpr, STORED: tl.constexpr):
+    """Write rows `x` [ROWS, WIDTH] to pointers `places` [ROWS] in the cache's format."""
+    columns = tl.arange(0, x.shape[1])[None, :]
     mask = is_kept[:, None] & (columns < SIZE)
-    x = tl.load(sources[:, None] + columns * STEP, mask=mask, other=0.0)
     targets = places[:, None] + columns
     element: tl.constexpr = places.dtype.scalar.element_ty
     if STORED == _PLAIN:
@@ -158,20 +156,22 @@ def write_kv(
     is_row = rows < num_rows
     tokens = (rows // HEADS).to(tl.int64)
     heads = rows % HEADS
+    # All loads before the first store, and none that waits for a slot: one trip to memory, not
+    # three. A row that is not kept is read for nothing.
     slot = tl.load(slots + tokens * slot_step, mask=is_row, other=-1)
+    key_at = (tokens * key_token + heads * key_head) * KEY_VECTOR
+    keys = load_rows(key + key_at, is_row, KEY_SIZE, KEY_WIDTH, KEY_STEP)
+    value_at = (tokens * value_token + heads * value_head) * VALUE_VECTOR
+    values = load_rows(value + value_at, is_row, VALUE_SIZE, VALUE_WIDTH, VALUE_STEP)
+    key_scales = scale_of(k_scale, heads, K_SCALE)
+    value_scales = scale_of(v_scale, heads, V_SCALE)
     is_kept = slot >= 0
     blocks = slot // BLOCK_SIZE
     offsets = blocks * cache_block + (slot - blocks * BLOCK_SIZE) * cache_token + heads * cache_head
-    keys = key + (tokens * key_token + heads * key_head) * KEY_VECTOR
-    values = value + (tokens * value_token + heads * value_head) * VALUE_VECTOR
-    key_places = cache + offsets * CACHE_VECTOR
-    value_places = cache + (offsets + value_offset) * CACHE_VECTOR
-    key_scales = scale_of(k_scale, heads, K_SCALE)
-    value_scales = scale_of(v_scale, heads, V_SCALE)
-    write_rows(keys, key_places, is_kept, key_scales, KEY_SIZE, KEY_WIDTH, KEY_STEP, STORED)
-    write_rows(
-        values, value_places, is_kept, value_scales, VALUE_SIZE, VALUE_WIDTH, VALUE_STEP, STORED
-    )
+    places = cache + offsets * CACHE_VECTOR
+    store_rows(keys, places, is_kept, key_scales, KEY_SIZE, STORED)
+    places = cache + (offsets + value_offset) * CACHE_VECTOR
+    store_rows(values, places, is_kept, value_scales, VALUE_SIZE, STORED)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:
@@ -199,6 +199,7 @@ def _variant(
     strides = ["slot_step", "key_token", "key_head", "value_token", "value_head"]
     strides += ["cache_block", "cache_token", "cache_head", "value_offset"]
     scale = "*fp32" if stored not in (0, 4) else "fp32"
+    vector = 4 if stored == 4 or rows == "*fp32" else 8
     return KernelVariant(
         name=f"kv-write-{name}",
         kernel=write_kv,
@@ -219,12 +220,12 @@ def _variant(
             "KEY_SIZE": key_size,
             "KEY_WIDTH": 128,
             "KEY_STEP": 1,
-            "KEY_VECTOR": 8 if rows == "*bf16" else 4,
+            "KEY_VECTOR": vector,
             "VALUE_SIZE": value_size,
             "VALUE_WIDTH": 128,
             "VALUE_STEP": 1,
-            "VALUE_VECTOR": 8 if rows == "*bf16" else 4,
-            "CACHE_VECTOR": {0: 8 if rows == "*bf16" else 4, 4: 4}.get(stored, 16),
+            "VALUE_VECTOR": vector,
+            "CACHE_VECTOR": {0: vector, 4: 4}.get(stored, 16),
             "STORED": stored,
             "K_SCALE": 2 if scale == "*fp32" else 0,
             "V_SCALE": 2 if scale == "*fp32" else 0,

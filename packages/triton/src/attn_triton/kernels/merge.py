@@ -46,18 +46,26 @@ def merge_states(
     """Merge ROWS pairs of a token and a head per program.
 
     With shares p = exp(lse - peak) / total the output is the sum of p * output, and the LSE is
-    peak + log(total). An infinite LSE is that of a side without keys: its output is not read.
+    peak + log(total). An infinite LSE is that of a side without keys, whose output is left out.
     Strides of outputs come in units of VECTOR elements, those of LSEs in elements.
     """
     wide: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
-    tokens = rows // HEADS
+    tokens = (rows // HEADS).to(tl.int64)
     heads = rows % HEADS
     first_at = heads * first_lse_head + tokens * first_lse_token
     second_at = heads * second_lse_head + tokens * second_lse_token
     a = tl.load(first_lse + first_at, mask=is_row, other=float("-inf"))
     b = tl.load(second_lse + second_at, mask=is_row, other=float("-inf"))
+    # Both outputs are asked for before an LSE has come that may say that one is not needed.
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = is_row[:, None] & (columns < SIZE)
+    at = (tokens * first_token + heads * first_head) * VECTOR
+    x = tl.load(first + at[:, None] + columns * FIRST_STEP, mask=inside, other=0.0)
+    at = (tokens * second_token + heads * second_head) * VECTOR
+    y = tl.load(second + at[:, None] + columns * SECOND_STEP, mask=inside, other=0.0)
+
     a = tl.where(tl.abs(a) == float("inf"), float("-inf"), a)
     b = tl.where(tl.abs(b) == float("inf"), float("-inf"), b)
     has_a = a != float("-inf")
@@ -72,14 +80,6 @@ def merge_states(
     merged_at = heads * merged_lse_head + tokens * merged_lse_token
     tl.store(merged_lse + merged_at, lse, mask=is_row)
 
-    columns = tl.arange(0, WIDTH)[None, :]
-    inside = is_row[:, None] & (columns < SIZE)
-    at = (tokens * first_token + heads * first_head) * VECTOR
-    x = tl.load(first + at[:, None] + columns * FIRST_STEP, mask=inside & has_a[:, None], other=0.0)
-    at = (tokens * second_token + heads * second_head) * VECTOR
-    y = tl.load(
-        second + at[:, None] + columns * SECOND_STEP, mask=inside & has_b[:, None], other=0.0
-    )
     share_a = (weight_a / total).to(wide)
     share_b = (weight_b / total).to(wide)
     x = x.to(wide) * share_a[:, None]
