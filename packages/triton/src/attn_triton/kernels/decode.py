@@ -73,7 +73,7 @@ def decode(  # size: one algorithm
 
     Programs: (items of the plan, kv heads, BLOCKS), the last fastest; those past the plan's items
     do nothing. A request of one part is written as it is, the parts of others go to the combine
-    kernel. Absent pointers are None.
+    kernel. Absent pointers are None; without a place for parts no request has more than one.
 
     What the parameters are:
 
@@ -189,19 +189,18 @@ def decode(  # size: one algorithm
 
     dv = tl.arange(0, DVP)
     inside = live[:, None] & (dv < DV)[None, :]
-    if parts == 1:
+    if part_ptr is not None and parts > 1:
+        slot = (part_of * HK + kv_head).to(tl.int64) * max_rows + row
+        tl.store(part_ptr + (slot[:, None] * DV + dv[None, :]), acc, mask=inside)
+        tl.store(stat_ptr + slot * 2, m, mask=live)
+        tl.store(stat_ptr + slot * 2 + 1, total, mask=live)
+    else:
         sink = 0.0
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=live, other=0.0)
         out, lse = finish(m, total, acc, sink, sinks_ptr is not None)
         to = (q0 + token).to(tl.int64) * O_TOKEN + head * O_HEAD
-        tl.store(
-            out_ptr + (to[:, None] + dv[None, :]), out.to(out_ptr.dtype.element_ty), mask=inside
-        )
+        out = out.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + (to[:, None] + dv[None, :]), out, mask=inside)
         if lse_ptr is not None:
             tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
-    else:
-        slot = (part_of * HK + kv_head).to(tl.int64) * max_rows + row
-        tl.store(part_ptr + (slot[:, None] * DV + dv[None, :]), acc, mask=inside)
-        tl.store(stat_ptr + slot * 2, m, mask=live)
-        tl.store(stat_ptr + slot * 2 + 1, total, mask=live)
