@@ -11,6 +11,12 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {0};
 };
 
+// GCC 12 believes that ldtilecfg reads 8 bytes, and would drop the stores to the others.
+static inline void use_tiles(const TileConfig& tiles) {
+  asm volatile("" ::"r"(&tiles) : "memory");
+  _tile_loadconfig(&tiles);
+}
+
 static inline __m512i narrow(vf low, vf high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 static inline __mmask32 first32(int64_t n) {
   return n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << imax(n, 0)) - 1u);

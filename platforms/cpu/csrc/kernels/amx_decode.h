@@ -61,7 +61,7 @@ static inline void decode_start(const Call& c, const Item& it, const Decode& x, 
   for (int i = 0; i < 8; i++) tiles.bytes[i] = 64, tiles.rows[i] = 16;
   tiles.bytes[0] = tiles.bytes[1] = tiles.bytes[5] = static_cast<uint16_t>(rows * 4);
   tiles.rows[2] = tiles.rows[3] = tiles.rows[6] = static_cast<uint8_t>(rows);
-  _tile_loadconfig(&tiles);
+  use_tiles(tiles);
 }
 
 // Interleave 8 pairs of V rows of one tile, from pair `begin` on; the keys at `next` are prefetched. To L2: into L1 is
