@@ -27,7 +27,8 @@ needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 flags
 AVX2, FMA, F16C, AVX512, AVX512_BF16, AMX_TILE, AMX_BF16, YMM, ZMM, TILES = (
     1 << bit for bit in range(10)
 )
-ALL = (1 << 10) - 1
+VBMI = 1 << 11
+ALL = (1 << 10) - 1 | VBMI
 X86 = ("generic", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 MASKED = [
@@ -40,6 +41,7 @@ MASKED = [
     (ALL & ~AVX512, X86[:2]),
     (ALL & ~ZMM, X86[:2]),
     (ALL & ~AVX512_BF16, X86[:3]),
+    (ALL & ~VBMI, X86[:4]),
     (ALL & ~AMX_TILE, X86[:4]),
     (ALL & ~AMX_BF16, X86[:4]),
     (ALL & ~TILES, X86[:4]),
