@@ -288,6 +288,14 @@ class DcpLayer:
             lse[:, rows].copy_(total)
         return output
 
+    def write(
+        self, layer: AttentionLayer, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor
+    ) -> None:
+        """Store the keys and values of this rank's share; see `AttentionImpl`."""
+        self.inner.k_scale, self.inner.v_scale = layer.k_scale, layer.v_scale
+        impl, _ = self.built(None)
+        impl.do_kv_cache_update(self.inner, key, value, kv_cache, slots)
+
     def _gathered(self, query: Tensor) -> Tensor:
         """Return (T, W * Hq, D): the queries of all ranks, those of one kv head together."""
         own = query.contiguous()

@@ -183,10 +183,13 @@ class RanksLayer:
         if self._pcp is not None and step.split is not None:
             key, value = self._pcp.gather(key, value, step.split)
             slots = slots[: step.whole.num_actual_tokens]
-        if len(slots):
-            self.impl.do_kv_cache_update(
-                self.layer, key[: len(slots)], value[: len(slots)], kv_cache, slots
-            )
+        if not len(slots):
+            return
+        own = key[: len(slots)], value[: len(slots)]
+        if self._dcp is None:
+            self.impl.do_kv_cache_update(self.layer, *own, kv_cache, slots)
+        else:
+            self._dcp.write(self.layer, *own, kv_cache, slots)
 
     def attend(
         self,
