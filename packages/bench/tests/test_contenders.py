@@ -94,6 +94,15 @@ def test_a_plan_that_is_timed_is_the_builders_own_work(two_orders: str) -> None:
     assert builder.prefixes == [0]
 
 
+def test_which_build_of_several_runs_is_noted(
+    two_orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impl = DEFAULT_REGISTRY.load(two_orders).get_impl_cls()
+    monkeypatch.setattr(impl, "provider", "a build of a library", raising=False)
+    prepared = BackendContender(two_orders).prepare(workload(), CPU, 1, is_captured=False)
+    assert prepared.notes == (f"{two_orders} runs a build of a library",)
+
+
 def test_auto_says_what_was_chosen() -> None:
     prepared = BackendContender("auto").prepare(workload(), CPU, 1, is_captured=False)
     assert prepared.name in DEFAULT_REGISTRY.names()

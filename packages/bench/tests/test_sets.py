@@ -67,6 +67,13 @@ def test_the_same_batches_into_the_calls_own_output() -> None:
     assert all(w.own_output for w in own)
 
 
+def test_outputs_of_both_kinds_of_the_same_batches() -> None:
+    both = SETS["h200-output"]
+    given, own = both[: len(both) // 2], both[len(both) // 2 :]
+    assert [w.with_fields(own_output=True) for w in given] == list(own)
+    assert not any(w.own_output for w in given)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_no_two_workloads_of_a_set_read_alike(name: str) -> None:
     def words(workload: Workload) -> str:

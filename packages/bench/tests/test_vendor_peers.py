@@ -178,6 +178,14 @@ def test_flashinfer_decodes_on_tensor_cores_and_in_the_dtype_of_the_batch() -> N
     assert plan.arguments["indptr"].device.type == "cpu"
 
 
+def test_flashinfer_is_not_tried_with_a_head_size_that_it_does_not_serve() -> None:
+    asked = batch(heads=Heads(num_heads=4, num_kv_heads=2, head_size=96))
+    words = "flashinfer does not serve head_size=96; allowed: 64, 128, 256"
+    with stub_vendor(FLASHINFER) as recorder, pytest.raises(UnsupportedOptionError, match=words):
+        prepared("flashinfer", asked)
+    assert recorder.calls == []
+
+
 @pytest.mark.parametrize(("query_len", "backend"), [(4, "fa2"), (16, "fa2"), (17, "auto")])
 def test_flashinfer_takes_its_decode_kernels_for_few_queries(query_len: int, backend: str) -> None:
     with stub_vendor(FLASHINFER) as recorder:

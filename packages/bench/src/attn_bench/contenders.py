@@ -129,7 +129,7 @@ class BackendContender(Contender):
             block_size=spec.block_size,
             graph_level=layer.builder.get_cudagraph_support(layer.config, spec),
             plan=planner.build,
-            notes=(*_slow_features(layer, chosen), *planner.notes),
+            notes=(*_provider(layer, chosen), *_slow_features(layer, chosen), *planner.notes),
             libraries=_libraries(layer),
         )
 
@@ -250,6 +250,12 @@ def _compute_dtype(layer: Attention) -> torch.dtype | None:
     device = layer.selection.device
     capability = chosen.capability(device, DEFAULT_SELECTOR.inventory(device))
     return spec.dtype if capability.fp8_products else None
+
+
+def _provider(layer: Attention, chosen: str) -> tuple[str, ...]:
+    """Say which of several libraries' builds runs, where an implementation tells."""
+    provider = getattr(layer.impl, "provider", None)
+    return () if provider is None else (f"{chosen} runs {provider}",)
 
 
 def _slow_features(layer: Attention, chosen: str) -> tuple[str, ...]:

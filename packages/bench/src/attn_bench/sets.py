@@ -110,10 +110,13 @@ _H200_PREFILL = (
     *(_chunked(1, 2048, 32048), _mixed(24, 2048, 1024)),
 )
 
+_H200_OUTPUT = (_decode(1, 1024), _USUAL, _decode(256, 1024), _prefill(8, 2048))
+
 _H200_SETS = {
     "h200-decode": _H200_DECODE,
     "h200-shapes": _H200_SHAPES,
     "h200-prefill": _H200_PREFILL,
+    "h200-output": (*_H200_OUTPUT, *_each(_H200_OUTPUT, own_output=True)),
     "h200-own-output": _each((*_H200_DECODE, *_H200_SHAPES, *_H200_PREFILL), own_output=True),
 }
 _CPU_HEADS = (Heads(), Heads(num_heads=9, num_kv_heads=3, head_size=64))

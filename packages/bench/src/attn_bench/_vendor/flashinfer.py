@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_bench.direct import DirectCalls, first_of, itself, refuse_cache_dtype
+from attn_shared.errors import UnsupportedOptionError
 from attn_shared.probing import import_library
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = ["direct"]
 _WORKSPACE_BYTES = 256 * 2**20
 _FEW_QUERIES = 16  # up to here a batch is bound by memory, and its decode kernels serve it best
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+_HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an illegal instruction
 
 
 def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
@@ -30,12 +32,13 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
 
     Raises:
         ImportError: with the library's own words.
-        UnsupportedOptionError: a cache in a format that it does not read.
+        UnsupportedOptionError: a head size, or a cache in a format, that it does not serve.
     """
-    library = import_library("flashinfer")
     batch = layers[0]
     workload = batch.workload
+    _refuse_head_size(workload.heads.head_size)
     refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
+    library = import_library("flashinfer")
     is_decode = workload.query_len == 1
     wrapper, plan = (_decode if is_decode else _prefill)(library, batch)
     plan()
@@ -45,6 +48,14 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
         lse=_natural_lse if workload.returns_lse else None,
         plan=plan,
     )
+
+
+def _refuse_head_size(head_size: int) -> None:
+    if head_size not in _HEAD_SIZES:
+        raise UnsupportedOptionError(
+            f"flashinfer does not serve head_size={head_size}; "
+            f"allowed: {', '.join(map(str, _HEAD_SIZES))}."
+        )
 
 
 def _decode(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
