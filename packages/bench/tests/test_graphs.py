@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_bench_testing import CPU, workload
 
-from attn_bench.graphs import capture, check_graphs, level_needed, rotation
+from attn_bench.graphs import capture, check_graphs, is_captured, level_needed, rotation
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import UnsupportedOptionError
 
@@ -19,6 +19,11 @@ from attn_shared.errors import UnsupportedOptionError
 )
 def test_level_that_a_batch_needs(query_lens: tuple[int, ...], level: AttentionCGSupport) -> None:
     assert level_needed(workload(query_lens, (9, 9))) is level
+
+
+@pytest.mark.parametrize(("query_lens", "captured"), [((1, 16), True), ((1, 17), False)])
+def test_decode_is_captured_and_prefill_is_not(query_lens: tuple[int, ...], captured: bool) -> None:
+    assert is_captured(workload(query_lens, (20, 20))) is captured
 
 
 def test_a_cpu_has_no_graphs() -> None:

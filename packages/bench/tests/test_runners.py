@@ -15,6 +15,7 @@ from attn_bench.results import SkippedStatus
 from attn_bench.runners import Runner, UnmeasuredError, ready
 from attn_bench.slow_paths import SlowPathGuard
 from attn_bench.timing import PlanTime
+from attn_bench.workloads import WorkloadPhase
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import NoBackendError, UnsupportedOptionError
 
@@ -143,6 +144,20 @@ def test_what_may_be_captured_is_replayed(fake_capture: list[Any]) -> None:
     assert runner.notes == ()
     runner.measure(FakeTimer(iter([12.0])))
     assert runner.times == [3.0]  # of each of the graph's four calls
+
+
+def test_prefill_runs_without_a_graph(fake_capture: list[Any]) -> None:
+    seen: list[bool] = []
+
+    class Watching(FakeContender):
+        def prepare(self, *rest: Any, is_captured: bool) -> Any:
+            seen.append(is_captured)
+            return super().prepare(*rest, is_captured=is_captured)
+
+    prefill = workload((20,), (20,), phase=WorkloadPhase.PREFILL)
+    timer = FakeTimer(count(1.0))
+    runner = ready(Watching(), prefill, timer, SlowPathGuard(), num_copies=1, with_graph=True)
+    assert (runner.mode, runner.notes, fake_capture, seen) == ("eager", (), [], [False])
 
 
 def test_a_warm_graph_repeats_one_set_of_inputs(fake_capture: list[Any]) -> None:

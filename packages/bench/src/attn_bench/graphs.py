@@ -12,10 +12,11 @@ from attn_bench.workloads import Workload
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import UnsupportedOptionError
 
-__all__ = ["Replay", "capture", "check_graphs", "level_needed", "rotation"]
+__all__ = ["Replay", "capture", "check_graphs", "is_captured", "level_needed", "rotation"]
 
 _WARM_UPS = 2  # calls before capture, on the capturing stream
 _LEAST_CALLS = 24  # in a graph
+_MOST_QUERIES = 16  # of a request, in a batch that is captured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +47,14 @@ def check_graphs(device: torch.device) -> None:
             f"device {device} has no graphs; allowed with graphs: a cuda device.",
             hint="leave --graph away.",
         )
+
+
+def is_captured(workload: Workload) -> bool:
+    """Return whether engines capture such a batch: decode, with draft tokens or without.
+
+    The kernels of a longer query hide the host's time, and capturing it would fix its shape.
+    """
+    return workload.query_len <= _MOST_QUERIES
 
 
 def level_needed(workload: Workload) -> AttentionCGSupport:

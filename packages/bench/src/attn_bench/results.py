@@ -70,7 +70,7 @@ class Settings:
     Attributes:
         rounds: rounds per cell.
         cache_state: "cold" or "warm".
-        graph: calls were captured in graphs where the backend allows it.
+        graph: decode calls were captured in graphs where the backend allows it.
     """
 
     rounds: int = 15

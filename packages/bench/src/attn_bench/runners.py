@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_bench.agreement import WrongResultError, check_agreement
 from attn_bench.contenders import Contender, Copy, Prepared
-from attn_bench.graphs import Replay, capture, level_needed
+from attn_bench.graphs import Replay, capture, is_captured, level_needed
 from attn_bench.results import SkippedStatus
 from attn_bench.slow_paths import SlowPathGuard
 from attn_bench.timing import Call, PlanTime, Timer
@@ -99,6 +99,7 @@ def ready(
     Raises:
         UnmeasuredError: it does not serve the workload, is slow in silence, wrong, or fails.
     """
+    with_graph = with_graph and is_captured(workload)
     try:
         return _ready(contender, workload, timer, guard, num_copies, with_graph)
     except UnmeasuredError:

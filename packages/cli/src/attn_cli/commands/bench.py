@@ -133,7 +133,7 @@ class BenchFlags:
     ] = True
     graph: Annotated[
         bool,
-        _how.flag("--graph", "Replay calls from CUDA graphs where the backend allows it."),
+        _how.flag("--graph", "Replay decode from CUDA graphs where the backend allows it."),
     ] = False
 
     plot: Annotated[
