@@ -239,6 +239,8 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         if composition.num_decodes and composition.decode_tokens:
             longest = _UNBOUNDED if is_bound else self._longest(common)
             decode = planner.decode_grid(composition, longest)
+            if not is_bound and decode.may_split and not self._splits(decode, common):
+                decode = replace(decode, may_split=False, slots=0)
         parts, stats = self._room(decode, is_bound)
         return TritonAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
@@ -253,6 +255,26 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             stats=stats,
             num_kv_heads=planner.num_kv_heads,
             **self._tensors_of(common),
+        )
+
+    def _splits(self, grid: DecodeGrid, common: CommonAttentionMetadata) -> bool:
+        """Return whether a request may be cut: its parts are merged by one more kernel.
+
+        With less than half as many requests as slots one is, and in batch-invariant mode it is a
+        matter of its own length.
+        """
+        lens = common.seq_lens_cpu
+        is_certain = self._planner.is_invariant or 2 * common.num_reqs <= grid.slots
+        if is_certain or lens is None or not common.seq_lens_cpu_is_exact:
+            return True
+        if self._layer.attn_type is not AttentionType.DECODER:
+            return True
+        query_lens = common.query_lens_cpu
+        is_decode = query_lens.gt(0) & query_lens.le(grid.max_rows // self._planner.group)
+        lens, query_lens = lens[is_decode], query_lens[is_decode]
+        return any(
+            seen.chunk > 0 or self._planner.is_split(grid, _spans(lens, query_lens, seen))
+            for seen in self._distinct
         )
 
     def _longest(self, common: CommonAttentionMetadata) -> int:
@@ -339,6 +361,11 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
     def _most(self, decode: DecodeGrid) -> int:
         """Return the query tokens up to which a request of the step decodes."""
         return decode.max_rows // self._planner.group
+
+
+def _spans(lens: Tensor, query_lens: Tensor, seen: Visibility) -> Tensor:
+    """Return (B,): how many keys each request's rows see."""
+    return lens if seen.left < 0 else torch.minimum(lens, query_lens + seen.left)
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import LayerSpec
 from attn_triton.machine import Machine
@@ -134,6 +136,20 @@ class Planner:
             slots=slots if may_split else 0,
             may_split=may_split,
         )
+
+    def is_split(self, grid: DecodeGrid, spans: Tensor) -> bool:
+        """Return whether the kernels cut any request whose keys are known exactly.
+
+        Args:
+            grid: how the decodes run, in one wave.
+            spans: (decodes,) on the host: keys that a request's rows see.
+        """
+        tiles = (spans + (grid.tile.keys - 1)).div_(grid.tile.keys, rounding_mode="floor")
+        shorter = int(tiles.max()) - 1
+        if shorter < 1:
+            return False
+        parts = (tiles + (shorter - 1)).div_(shorter, rounding_mode="floor")
+        return int(parts.clamp_(min=1).sum()) <= grid.slots
 
     def part_floats(self, grid: DecodeGrid) -> tuple[int, int]:
         """Return how many floats the parts' values and their maxima and sums take."""

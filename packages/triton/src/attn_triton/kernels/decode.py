@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from attn_triton.kernels.plan import HEADER
-from attn_triton.kernels.sweep import bounds_of, finish, row_start, sweep
+from attn_triton.kernels.sweep import bounds_of, finish, in_half, row_start, sweep
 
 __all__ = ["decode"]
 
@@ -104,14 +104,16 @@ def decode(  # size: one algorithm
         SCALES: 0 none, 1 per tensor, 2 per kv head.
     """
     part_of = tl.program_id(0) // (HK * BLOCKS)
-    if part_of >= tl.load(plan_ptr):
-        return
     kv_head = tl.program_id(0) // BLOCKS % HK
+    # All at once: a record past the last is within the plan, and what it holds is not looked at.
     record = plan_ptr + _HEADER + 4 * part_of
+    num_items = tl.load(plan_ptr)
     b = tl.load(record)
     start = tl.load(record + 1)
     end = tl.load(record + 2)
     parts = tl.load(record + 3)
+    if part_of >= num_items:
+        return
     num_keys = tl.load(lens_ptr + b)
     q0 = tl.load(query_starts + b)
     num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
@@ -141,6 +143,8 @@ def decode(  # size: one algorithm
     if SCALES == 2:
         scale = scale * tl.load(k_scale_ptr + kv_head)
         v_scale = v_scale * tl.load(v_scale_ptr + kv_head)
+    if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:
+        q, scale = in_half(q, scale)
     k_scales = k_scale_ptr
     v_scales = v_scale_ptr
     if INT8:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from attn_triton.kernels.plan import HEADER
-from attn_triton.kernels.sweep import bounds_of, finish, row_start, sweep
+from attn_triton.kernels.sweep import bounds_of, finish, in_half, row_start, sweep
 
 __all__ = ["prefill"]
 
@@ -156,6 +156,8 @@ def prefill(  # size: one algorithm
     if SCALES == 2:
         scale = scale * tl.load(k_scale_ptr + kv_head)
         v_scale = v_scale * tl.load(v_scale_ptr + kv_head)
+    if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:
+        q, scale = in_half(q, scale)
     k_scales = k_scale_ptr
     v_scales = v_scale_ptr
     if INT8:

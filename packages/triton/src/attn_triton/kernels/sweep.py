@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2E", "bounds_of", "finish", "row_start", "sweep"]
+__all__ = ["LOG2E", "bounds_of", "finish", "in_half", "row_start", "sweep"]
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
@@ -24,6 +24,18 @@ _SMALL = tl.constexpr(0.25)
 def row_start(ROWS: tl.constexpr):
     """Return the maxima of rows that have seen no key."""
     return tl.full([ROWS], _LOWEST, tl.float32)
+
+
+@triton.jit
+def in_half(q, scale):
+    """Return bfloat16 query rows in float16, and the logits' factor of each, for an fp8 cache.
+
+    Fp8 turns into float16 by one instruction for two numbers, into bfloat16 by several for one.
+    float16 lacks bfloat16's range, so that each row is divided by a power of two first.
+    """
+    size = tl.max(tl.abs(q.to(tl.float32)), 1)
+    power = tl.math.exp2(tl.math.ceil(tl.math.log2(tl.where(size > 0, size, 1.0))))
+    return (q.to(tl.float32) / power[:, None]).to(tl.float16), (power * scale)[:, None]
 
 
 @triton.jit
