@@ -1,0 +1,253 @@
+"""Recorded decisions that no request makes: versions, splits, orders, lengths, and their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from differences import Difference, Rule
+from recorded import Row, rows
+
+__all__ = ["FILES", "compare_others", "other_rules"]
+
+FILES = ("fa_version", "trtllm", "mla_prefill", "cascade", "split", "reorder", "dcp_local")
+"""Their names; each has a function `compare_NAME`."""
+
+
+def compare_others() -> Iterator[Difference]:
+    """Compare every row of every one of these files."""
+    for name in FILES:
+        compare = globals()[f"compare_{name}"]
+        yield from compare()
+
+
+def _difference(file: str, row: Row, code: str, here: object, there: object) -> Difference:
+    side = "here" if here is not None else "there"
+    return Difference(
+        file=file, row=row, subject=file, code=code, side=side, here=here, there=there
+    )
+
+
+def compare_fa_version() -> Iterator[Difference]:
+    """Which generation of FlashAttention runs a layer, with what v0.25.1 had installed."""
+    from attn_cuda._fa_providers import resolve_provider
+    from attn_shared.device import device_from_arch
+    from attn_shared.inventory import Inventory, VendorEntry, VendorStatus
+    from attn_shared.request import AttentionRequest
+
+    names = ("vllm_flash_attn_2", "vllm_flash_attn_3", "flash_attn_4")
+    installed = Inventory(
+        tuple(VendorEntry(name=name, status=VendorStatus.ASSUMED) for name in names)
+    )
+    for row in rows("fa_version"):
+        if row["platform"] != "cuda":
+            continue
+        request = AttentionRequest(
+            num_heads=8,
+            num_kv_heads=8,
+            head_size=row["head_size"] or 128,
+            head_size_v=row["head_size_v"],
+            flash_attn_version=row["forced_version"],
+            batch_invariant=row["batch_invariant"],
+            has_alibi=row["requires_alibi"],
+            has_sinks=row["has_sinks"],
+        )
+        provider = resolve_provider(device_from_arch(row["arch"]), installed, request).provider
+        ours = None if provider is None else provider.version
+        if ours != row["version"]:
+            yield _difference("fa_version", row, "version", ours, row["version"])
+
+
+def compare_trtllm() -> Iterator[Difference]:
+    """Whether FlashInfer runs its trtllm-gen kernels; attn has neither of the two yet."""
+    for row in rows("trtllm"):
+        yield _difference("trtllm", row, "FLASHINFER_TRTLLM", None, row["use_trtllm"])
+
+
+def compare_mla_prefill() -> Iterator[Difference]:
+    """Which kernel prefills latents; attn has no backend for latents yet."""
+    for row in rows("mla_prefill"):
+        yield _difference("mla_prefill", row, "prefill", None, row["chosen"])
+
+
+def compare_cascade() -> Iterator[Difference]:
+    """Whether a common prefix pays."""
+    from attn_shared.cascade import use_cascade
+
+    for row in rows("cascade"):
+        ours = use_cascade(
+            common_prefix_len=row["common_prefix_len"],
+            query_lens=row["query_lens"],
+            num_heads=row["num_query_heads"],
+            num_kv_heads=row["num_kv_heads"],
+            num_compute_units=row["num_sms"],
+            has_alibi=row["use_alibi"],
+            has_window=row["use_sliding_window"],
+            has_chunks=row["use_local_attention"],
+            dcp_size=row["dcp_world_size"],
+        )
+        if ours != row["cascade"]:
+            yield _difference("cascade", row, "cascade", ours, row["cascade"])
+
+
+def compare_split() -> Iterator[Difference]:
+    """Where the decodes of a batch end, in two parts and in three."""
+    import torch
+
+    from attn_shared.batching import (
+        split_decodes_and_prefills,
+        split_decodes_extends_and_prefills,
+    )
+    from attn_shared.metadata import CommonAttentionMetadata
+
+    for row in rows("split"):
+        batch = CommonAttentionMetadata.from_lengths(
+            query_lens=row["query_lens"],
+            seq_lens=row["seq_lens"],
+            is_prefilling=torch.tensor(row["is_prefilling"]),
+        )
+        threshold = row["decode_threshold"]
+        short = row["treat_short_extends_as_decodes"]
+        two = split_decodes_and_prefills(
+            batch,
+            decode_threshold=threshold,
+            require_uniform=row["require_uniform"],
+            treat_short_extends_as_decodes=short,
+        )
+        if list(two) != row["split2"]:
+            yield _difference("split", row, "two parts", list(two), row["split2"])
+        if row["split3"] is None:
+            continue
+        three = split_decodes_extends_and_prefills(
+            batch, decode_threshold=threshold, treat_short_extends_as_decodes=short
+        )
+        if list(three) != row["split3"]:
+            yield _difference("split", row, "three parts", list(three), row["split3"])
+
+
+def compare_reorder() -> Iterator[Difference]:
+    """How rows are brought in order, swap by swap."""
+    from attn_shared.batching import reorder
+
+    for row in rows("reorder"):
+        ours = reorder(
+            row["num_scheduled"], row["num_computed"], row["num_prompt"], row["decode_threshold"]
+        )
+        found = (ours.changed, list(ours.order), [list(swap) for swap in ours.swaps])
+        recorded = (row["changed"], row["final_order"], row["swaps"])
+        if found != recorded:
+            yield _difference("reorder", row, "order", found, recorded)
+
+
+def compare_dcp_local() -> Iterator[Difference]:
+    """How many of a sequence's tokens each rank holds."""
+    import torch
+
+    from attn_shared.context_parallel import local_seq_lens
+
+    for row in rows("dcp_local"):
+        lens = torch.tensor(row["seq_lens"], dtype=torch.int32)
+        ours = local_seq_lens(lens, row["dcp_size"], None, row["interleave"]).tolist()
+        if ours != row["per_rank"]:
+            yield _difference("dcp_local", row, "lengths", ours, row["per_rank"])
+
+
+def other_rules() -> list[Rule]:
+    """Why these are decided otherwise."""
+    return [*_versions(), *_not_yet(), *_splits()]
+
+
+def _versions() -> Iterator[Rule]:
+    def rule(name: str, evidence: str, reason: str, explains: object) -> Rule:
+        return Rule(
+            name=name,
+            files=("fa_version",),
+            reason=reason,
+            evidence=evidence,
+            explains=explains,  # type: ignore[arg-type]
+        )
+
+    def width_v(d: Difference) -> object:
+        return d.row["head_size_v"] or d.row["head_size"]
+
+    def is_blackwell(d: Difference) -> bool:
+        return str(d.row["arch"]).startswith("10.")
+
+    yield rule(
+        "a named generation is taken or refused, never replaced",
+        "vllm#13766, vllm#15231",
+        "v0.25.1 falls from a named 3 or 4 to 2 without a word.",
+        lambda d: d.row["forced_version"] not in (None, d.there) and d.here is None and d.there,
+    )
+    yield rule(
+        "no FlashAttention has kernels for heads of 512",
+        "vllm#42569; the kernels' instantiations",
+        "v0.25.1 resolves to a version that then refuses the layer.",
+        lambda d: d.row["head_size"] == 512 and d.here is None,
+    )
+    yield rule(
+        "FlashAttention 2 takes value heads of the same width alone",
+        "the kernel's constraint, in the checks of its own call",
+        "v0.25.1 resolves to 2 and the call refuses.",
+        lambda d: width_v(d) != d.row["head_size"] and d.there == 2 and d.here is None,
+    )
+    yield rule(
+        "FlashAttention 4 takes heads of 192 with values of 128 alone on Blackwell",
+        "flash-attn-4's own check of widths",
+        "v0.25.1 admits 192 with 192.",
+        lambda d: is_blackwell(d) and d.row["head_size"] == width_v(d) == 192 and d.there == 4,
+    )
+    yield rule(
+        "FlashAttention 4 has kernels for heads of 256 on Blackwell",
+        "flash-attn-4's own check of widths",
+        "v0.25.1 falls to 2 above 128.",
+        lambda d: is_blackwell(d) and d.row["head_size"] == 256 and (d.there, d.here) == (2, 4),
+    )
+
+
+def _not_yet() -> Iterator[Rule]:
+    from attn_shared.known_backends import KNOWN_BACKENDS
+    from attn_shared.registry import DEFAULT_REGISTRY
+
+    provided = set(DEFAULT_REGISTRY.names())
+    latents = {name for name, known in KNOWN_BACKENDS.items() if known.family == "mla"}
+    yield Rule(
+        name="not provided yet: FlashInfer's choice of kernels",
+        files=("trtllm",),
+        reason="Neither FLASHINFER nor FLASHINFER_TRTLLM is provided.",
+        evidence="`attn explain FLASHINFER_TRTLLM`",
+        explains=lambda d: not provided & {"FLASHINFER", "FLASHINFER_TRTLLM"},
+    )
+    yield Rule(
+        name="not provided yet: the choice of a prefill for latents",
+        files=("mla_prefill",),
+        reason="No backend for latents is provided.",
+        evidence="`attn list --all`",
+        explains=lambda d: not provided & latents,
+    )
+
+
+def _splits() -> Iterator[Rule]:
+    yield Rule(
+        name="a uniform batch that still prefills is no batch of decodes",
+        files=("split",),
+        reason="A backend that does not count short extends as decodes, recurrent state for one, "
+        "must not be handed them because the lengths happen to be equal.",
+        evidence="vllm#47381; the contract: a decode is not prefilling unless short extends count",
+        explains=lambda d: (
+            d.code == "two parts"
+            and d.row["require_uniform"]
+            and not d.row["treat_short_extends_as_decodes"]
+            and any(d.row["is_prefilling"])
+        ),
+    )
+    yield Rule(
+        name="the split in three asks whether short extends are decodes, as that in two does",
+        files=("split",),
+        reason="There they always are; here a short row that still reads its prompt is an extend.",
+        evidence="the contract: a decode is not prefilling unless short extends count",
+        explains=lambda d: (
+            d.code == "three parts"
+            and not d.row["treat_short_extends_as_decodes"]
+            and any(d.row["is_prefilling"])
+        ),
+    )
