@@ -9,6 +9,7 @@ import torch
 
 from attn_cuda._fa_edges import Descales, Sinks, aligned, is_aligned, without_positive_infinity
 from attn_cuda._fa_providers import Provider
+from attn_shared.quantization import quantize_fp8
 
 THIRD = Provider(library="flash_attn_3", version=3)
 FOURTH = Provider(library="flash_attn_4", version=4)
@@ -90,6 +91,14 @@ def test_a_row_without_keys_has_the_sink_for_its_lse() -> None:
     assert output.tolist() == [[[0.0, 0.0]]]
 
 
+def test_a_row_whose_keys_weigh_nothing_beside_the_sink() -> None:
+    rounded, sink = torch.tensor([5.0], dtype=torch.bfloat16), torch.tensor([5.01])
+    output = torch.zeros(1, 1, 2)
+    corrected = Sinks.correct(output, torch.full((1, 1), math.inf), sink, rounded)
+    assert corrected.item() == pytest.approx(5.01)
+    assert output.tolist() == [[[0.0, 0.0]]]
+
+
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [
@@ -120,3 +129,10 @@ def test_the_query_is_quantised_by_kv_head() -> None:
     assert stored.dtype is torch.float8_e4m3fn
     assert stored[0, :, 0].float().tolist() == [8.0, 8.0, 2.0, 2.0]
     assert Descales(2, 2).quantized(query * 1000, 1.0).float().max() == 448.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_scale_of_one_rounds_as_any_other(dtype: torch.dtype) -> None:
+    query = torch.linspace(-1000, 1000, 4096, dtype=dtype).reshape(32, 4, 32)
+    expected = quantize_fp8(query, 1.0, torch.float8_e4m3fn).float()
+    assert torch.equal(Descales(2, 2).quantized(query, 1.0).float(), expected)

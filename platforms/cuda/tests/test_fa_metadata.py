@@ -108,6 +108,17 @@ def test_a_captured_number_of_splits_depends_on_the_size_alone(
         assert metadata.step.num_splits == splits
 
 
+def test_query_tiles_of_a_prefill_need_no_splits(third: Recorder) -> None:
+    made = builder(capture_sizes=(640,))  # 2 query heads to a kv head: 10 tiles of 128 rows
+    assert made.build(0, common_of([640], [640])).step.num_splits == 6
+
+
+def test_batch_invariant_steps_keep_their_causal_mask(third: Recorder) -> None:
+    common = common_of([1, 1], [20, 20])
+    assert builder(batch_invariant=True).build(0, common).step.max_query_len == 2
+    assert builder().build(0, common).step.max_query_len == 1
+
+
 def test_what_a_graph_has_read_is_refreshed_in_place(third: Recorder) -> None:
     made = builder(capture_sizes=(2,))
     common = common_of([1, 1], [5, 40])

@@ -120,10 +120,10 @@ def test_a_cache_is_not_kept_alive_by_a_layer(third: Recorder) -> None:
     impl, metadata = FlashAttnImpl(spec), planned(spec, [1], [5])
     cache = cache_of(spec)
     impl.forward(layer_object(), query_of(1), None, None, cache, metadata)
-    assert impl._last_cache() is cache
+    assert impl._views.cache() is cache
     third.calls.clear()
     del cache
-    assert impl._last_cache() is None
+    assert impl._views.cache() is None
 
 
 def test_metadata_of_another_build_is_refused(third: Recorder) -> None:
@@ -158,3 +158,24 @@ def test_the_cache_is_written_as_the_layer_says(third: Recorder) -> None:
     assert cache.sum().item() == 2 * 2 * 16
     with pytest.raises(InvalidInputError, match="key dtype"):
         impl.do_kv_cache_update(layer_object(), rows.float(), rows, cache, slots)
+
+
+@pytest.mark.parametrize(("scale", "sign"), [(-0.5, -1.0), (0.0, 0.0)])
+def test_a_scale_that_is_not_positive_goes_to_the_query(
+    third: Recorder, scale: float, sign: float
+) -> None:
+    spec = layer_spec(scale=scale)
+    query = query_of(1)
+    metadata = planned(spec, [1], [5])
+    FlashAttnImpl(spec).forward(layer_object(), query, None, None, cache_of(spec), metadata)
+    call = third.calls[-1]
+    assert call.arguments["softmax_scale"] == (0.5 if scale else 1.0)
+    assert torch.equal(call.arguments["q"], query * sign)
+
+
+def test_an_lse_of_capped_logits_is_refused(third: Recorder) -> None:
+    spec = layer_spec(softcap=2.0)
+    arguments = (layer_object(), query_of(1), None, None, cache_of(spec), planned(spec, [1], [5]))
+    with pytest.raises(UnsupportedOptionError, match=r"softcap=2\.0"):
+        FlashAttnImpl(spec).forward(*arguments, lse=torch.empty(4, 1))
+    FlashAttnImpl(spec).forward(*arguments)

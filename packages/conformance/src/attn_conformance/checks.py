@@ -100,7 +100,7 @@ def check_numbers(subject: Subject, case: Case) -> None:
     answer = answer_of(subject, batch)
     engine = subject.engine(batch)
     answer.hold(engine.run(batch))
-    if subject.returns_lse:
+    if subject.returns_lse_of(case):
         answer.hold(engine.run(batch, with_lse=True), "with LSE")
 
 

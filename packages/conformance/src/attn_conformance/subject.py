@@ -98,6 +98,11 @@ class Subject:
         options = {"batch_invariant": batch.case.batch_invariant, **config}
         return Engine.of(self.backend, batch, BuildConfig(**options))
 
+    def returns_lse_of(self, case: Case) -> bool:
+        """Whether it says that it returns the LSE of such a case."""
+        request = case.request.with_options(needs_lse=True)
+        return self.returns_lse and not self.capability.check(request, self.facts)
+
     @property
     def returns_lse(self) -> bool:
         """Whether the backend says that it returns the LSE."""

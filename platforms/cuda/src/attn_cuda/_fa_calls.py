@@ -65,14 +65,14 @@ class Extras:
         out: (T, Hq, Dv) to write to, for libraries that take one.
         sinks: (Hq,) of the dtype that the library takes.
         slopes: (Hq,) float32.
-        descales: of query, key and value, each (B, Hkv) float32.
+        descales: of query, key and value, each (B, Hkv) float32; None without fp8.
     """
 
     with_lse: bool = False
     out: Tensor | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
-    descales: tuple[Tensor, Tensor, Tensor] | None = None
+    descales: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
 Call = Callable[[Tensor, Tensor, Tensor, KeyStep, Extras], tuple[Tensor, Tensor | None]]
@@ -109,10 +109,8 @@ def _sides(window: Window, unbounded: int | None) -> tuple[int | None, int | Non
 
 def _optional(extras: Extras, **names: Any) -> dict[str, Any]:
     """Return arguments that are given, so that a release without them is called without them."""
-    given = {name: value for name, value in names.items() if value is not None}
-    if extras.descales is not None:
-        given.update(zip(_DESCALES, extras.descales, strict=True))
-    return given
+    names.update(zip(_DESCALES, extras.descales, strict=True))
+    return {name: value for name, value in names.items() if value is not None}
 
 
 def _flash_attn_2(spec: LayerSpec) -> Call:
@@ -232,6 +230,7 @@ def _flash_attn_3_operator(operator: Callable[..., Any], spec: LayerSpec) -> Cal
         query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
     ) -> tuple[Tensor, Tensor | None]:
         is_paged = step.block_table is not None
+        query_descale, key_descale, value_descale = extras.descales
         output, lse, *_ = operator(
             q=query,
             k=key,
@@ -244,10 +243,12 @@ def _flash_attn_3_operator(operator: Callable[..., Any], spec: LayerSpec) -> Cal
             max_seqlen_k=step.max_key_len,
             page_table=step.block_table,
             is_causal=step.causal,
+            q_descale=query_descale,
+            k_descale=key_descale,
+            v_descale=value_descale,
             scheduler_metadata=step.schedule,
             num_splits=step.num_splits if is_paged else 1,
             sinks=extras.sinks,
-            **_optional(extras),
             **fixed,
         )
         return output, lse
@@ -263,27 +264,28 @@ def _vllm(version: int) -> Kernel:
         def call(
             query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
         ) -> tuple[Tensor, Tensor | None]:
+            query_descale, key_descale, value_descale = extras.descales
             result = function(
                 q=query,
                 k=key,
                 v=value,
-                cu_seqlens_q=step.query_start_loc,
                 max_seqlen_q=step.max_query_len,
+                cu_seqlens_q=step.query_start_loc,
                 max_seqlen_k=step.max_key_len,
+                cu_seqlens_k=step.key_start_loc,
+                seqused_k=step.key_lens,
                 causal=step.causal,
-                num_splits=step.num_splits,
+                alibi_slopes=extras.slopes,
+                block_table=step.block_table,
                 return_softmax_lse=extras.with_lse,
                 out=extras.out,
-                **_optional(
-                    extras,
-                    seqused_k=step.key_lens,
-                    cu_seqlens_k=step.key_start_loc,
-                    block_table=step.block_table,
-                    alibi_slopes=extras.slopes,
-                    s_aux=extras.sinks,
-                    scheduler_metadata=step.schedule,
-                ),
-                **_by_distance(spec, step, extras, fixed),
+                scheduler_metadata=step.schedule,
+                q_descale=query_descale,
+                k_descale=key_descale,
+                v_descale=value_descale,
+                num_splits=step.num_splits,
+                s_aux=extras.sinks,
+                **(fixed if extras.slopes is None else _by_distance(spec, step, extras, fixed)),
             )
             return _first_two(result, extras.with_lse)
 

@@ -22,6 +22,8 @@ __all__ = [
 ALIGNMENT_BYTES = 16
 """What kernels load and store at once."""
 
+_E4M3_MAX = 448.0
+
 
 def is_aligned(rows: Tensor) -> bool:
     """Whether kernels can load and store rows (T, H, D), 16 bytes at a time."""
@@ -82,9 +84,11 @@ class Sinks:
         """Put the output (T, Hq, Dv) right in place, and return the right LSE (Hq, T).
 
         Of L = log(Z + exp(r)) with a rounded sink r, the right one is
-        L + log1p(exp(r - L) * expm1(s - r)).
+        L + log1p(exp(r - L) * expm1(s - r)). A row without keys has L = -inf, and one whose keys
+        weigh nothing beside the sink +inf, since the kernel scales by the largest key.
         """
         near = rounded.float()[:, None]
+        lse = lse.masked_fill(lse == math.inf, -math.inf)
         shift = (near - lse).exp() * (sinks[:, None] - near).expm1()
         exact = torch.where(lse == -math.inf, sinks[:, None], lse + shift.log1p())
         output.mul_((lse - exact).exp().T[..., None])
@@ -110,6 +114,8 @@ class Descales:
 
     def quantized(self, query: Tensor, scale: float | Tensor) -> Tensor:
         """Return the query (T, Hq, D) as float8_e4m3fn: value / scale, saturating."""
+        if not isinstance(scale, Tensor) and scale == 1.0:
+            return query.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)  # two launches
         if isinstance(scale, Tensor) and scale.numel() > 1:
             scale = scale.repeat_interleave(self._queries_per_kv)
         return quantize_fp8(query, scale, torch.float8_e4m3fn)

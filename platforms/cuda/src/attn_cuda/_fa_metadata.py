@@ -32,6 +32,7 @@ _SHARED = (
     *("batch_invariant", "flash_attn_version"),
 )
 _MOST_SPLITS = 32
+_TILE_ROWS = 128  # of queries times heads of a group
 _USUAL_COMPUTE_UNITS = 132
 
 
@@ -185,7 +186,7 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             key_lens=key_lens,
             key_start_loc=self._starts("key_start_loc", key_lens),
             block_table=common.block_table,
-            num_splits=self._num_splits(common.num_reqs),
+            num_splits=self._num_splits(common),
         )
 
     def _encoder_lens(self, common: CommonAttentionMetadata) -> tuple[Tensor, int]:
@@ -218,26 +219,29 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
     def _max_query_len(self, common: CommonAttentionMetadata) -> int:
         """Return the bound that a kernel is told.
 
-        With a bound of 1 FlashAttention 2 takes row i for request i, and splits keys by the batch.
+        With a bound of 1 FlashAttention 2 takes row i for request i and splits keys by the batch,
+        and both 2 and 3 drop the causal mask, and with it choose other tiles.
         """
-        is_single = common.max_query_len == 1
-        is_mixed = common.num_actual_tokens != common.num_reqs or self._is_invariant
-        if self._provider.version == 2 and is_single and is_mixed:
-            return 2
-        return max(1, common.max_query_len)
+        if common.max_query_len > 1:
+            return common.max_query_len
+        is_mixed = self._provider.version == 2 and common.num_actual_tokens != common.num_reqs
+        return 2 if is_mixed or self._is_invariant else 1
 
-    def _num_splits(self, num_reqs: int) -> int:
+    def _num_splits(self, common: CommonAttentionMetadata) -> int:
         """Return 1 in batch-invariant mode, 0 where the kernel may choose by each batch.
 
-        A captured number of splits is that of all replays: as many as let one pass over requests
-        and kv heads fill the device.
+        A captured number of splits is that of all replays: as many as let one pass over the tiles
+        of query rows and kv heads fill the device.
         """
         if self._is_invariant:
             return 1
         if not self._is_captured or self._provider.version == 2:
             return 0
+        layer = self._layer
         units = self._loaded.device.compute_units or _USUAL_COMPUTE_UNITS
-        return max(1, min(_MOST_SPLITS, units // max(1, num_reqs * self._layer.num_kv_heads)))
+        rows = common.num_actual_tokens * layer.queries_per_kv
+        tiles = max(1, common.num_reqs, -(-rows // _TILE_ROWS)) * layer.num_kv_heads
+        return max(1, min(_MOST_SPLITS, units // tiles))
 
     def _starts(self, name: str, key_lens: Tensor) -> Tensor | None:
         """Return prefix sums of key lengths for the library that asks for them."""

@@ -203,7 +203,7 @@ def _check_far(subject: Subject, case: Case) -> None:
     answer = answer_of(subject, batch)
     answer.hold(engine.run(batch))
     check_cache(batch)
-    if subject.returns_lse:
+    if subject.returns_lse_of(case):
         answer.hold(engine.run(batch, with_lse=True), "with LSE")
 
 

@@ -112,7 +112,7 @@ def _check_inputs_unchanged(subject: Subject, case: Case) -> None:
     batch = subject.batch(case)
     before = {name: _bytes_of(tensor) for name, tensor in _inputs(batch).items()}
     engine = subject.engine(batch)
-    for with_lse in (False, True)[: 1 + subject.returns_lse]:
+    for with_lse in (False, True)[: 1 + subject.returns_lse_of(case)]:
         engine.run(batch, with_lse=with_lse)
     for name, tensor in _inputs(batch).items():
         is_same = torch.equal(_bytes_of(tensor), before[name])
@@ -147,7 +147,7 @@ def _check_cache_unchanged(subject: Subject, case: Case) -> None:
         engine.forward(batch, metadata)  # the first call writes, a second has nothing new to write
     engine.write(batch)
     before = _bytes_of(batch.kv_cache)
-    engine.forward(batch, metadata, with_lse=subject.returns_lse)
+    engine.forward(batch, metadata, with_lse=subject.returns_lse_of(case))
     is_same = torch.equal(_bytes_of(batch.kv_cache), before)
     require(is_same, f"forward modified the cache in {case}")
 

@@ -96,6 +96,8 @@ class VarlenFunction:
         plain: what it returns: "output", "lse", "none", in this order; nothing for ().
         with_lse: what it returns where lse_flag asks for the LSE.
         rules: further refusals; each gets the arguments and raises.
+        needs_positive_scale: with another scale the output is NaN, since the kernel takes the
+            largest logit before it scales.
     """
 
     signature: VendorSignature
@@ -106,6 +108,7 @@ class VarlenFunction:
     plain: tuple[str, ...] = ("output",)
     with_lse: tuple[str, ...] = ("output", "lse")
     rules: tuple[Callable[[Arguments], None], ...] = ()
+    needs_positive_scale: bool = False
 
     def function(self, recorder: Recorder) -> Callable[..., Any]:
         """Return what stands for the function; its calls go to the recorder."""
@@ -220,6 +223,8 @@ class VarlenFunction:
         result = call.attend()
         output, lse = result.output.to(call.output_dtype), call.lse(result, self.lse)
         self._leave_out_uncovered(arguments, call, output)
+        if self.needs_positive_scale and call.scale <= 0:
+            output.fill_(torch.nan)
         output, lse = self._in_shape(arguments, output, lse)
         out = self._get(arguments, "out")
         if out is not None:

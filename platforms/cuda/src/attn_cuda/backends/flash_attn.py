@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +22,7 @@ from attn_cuda._fa_edges import (
 from attn_cuda._fa_metadata import CACHE_FREE, FlashAttnMetadata, FlashAttnMetadataBuilder
 from attn_cuda._fa_portable import portable_for
 from attn_cuda._fa_providers import LIBRARIES
+from attn_cuda._fa_views import Views
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
@@ -125,14 +125,16 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         _require_addressable(spec)
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._checker = CallChecker(spec)
-        self._call = kernel_for(self.provider, spec)
+        # Kernels take the largest logit before they scale, so that a scale must be positive.
+        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        positive = spec if self._sign > 0 else replace(spec, scale=-spec.scale or 1.0)
+        self._call = kernel_for(self.provider, positive)
         self._portable = portable_for(loaded.device)
         self._sinks = Sinks(self.provider)
         cache = spec.kv_cache_spec
         self._is_fp8 = isinstance(cache, AttentionSpec) and cache.is_quantized
         self._descales = Descales(spec.num_kv_heads, spec.queries_per_kv)
-        # The cache of the last call, found right; a step has one for each layer and keeps it.
-        self._last_cache: Callable[[], Tensor | None] = _no_cache
+        self._views = Views()
 
     def __repr__(self) -> str:
         """Read as what runs, and who writes the cache."""
@@ -160,6 +162,12 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         device = metadata.step.query_start_loc.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
+        if lse is not None and self.spec.softcap is not None:
+            raise UnsupportedOptionError(
+                f"lse is given with softcap={self.spec.softcap}; allowed: None, for the kernels "
+                "approximate tanh.",
+                hint="select with needs_lse=True.",
+            )
         keys = self._keys(key, value, kv_cache, metadata, device)
         if not metadata.num_actual_tokens:
             return self._empty_like(query) if output is None else output
@@ -200,13 +208,11 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
             return aligned(key[: metadata.num_keys]), aligned(value[: metadata.num_keys])
         self._checker.check_written_keys(key, value, device)
-        if kv_cache is not None and self._last_cache() is kv_cache:
-            first, second = kv_cache.unbind(1)
-            return first, second
+        if kv_cache is not None and kv_cache is self._views.cache():
+            return self._views.parts
         cache, spec = self._checker.check_cache(kv_cache, device)
         views = spec.split(cache)
-        if not spec.is_packed:
-            self._last_cache = weakref.ref(cache)
+        self._views.keep(cache, (views.key, views.value))
         return views.key, views.value
 
     def _rows(self, query: Tensor, num_tokens: int) -> Tensor:
@@ -217,7 +223,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         """
         if self.provider.version == 2 and query.shape[0] != num_tokens:
             query = query[:num_tokens]
-        return aligned(query)
+        return aligned(query) if self._sign > 0 else query * self._sign
 
     def _attend(
         self,
@@ -253,7 +259,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
     ) -> Tensor:
         """Return the LSE with the sinks, also of rows without keys, where kernels write -inf."""
         if is_exact:
-            return torch.where(lse == -torch.inf, sinks[:, None], lse)
+            return torch.where(lse.isinf(), sinks[:, None], lse)
         return Sinks.correct(result, lse, sinks, given)
 
     def _cascade(
@@ -269,7 +275,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         prefix = metadata.prefix
         if prefix is None:
             raise InvalidInputError.for_argument("metadata", "without a prefix", "one with it")
-        rows = aligned(query[: metadata.num_actual_tokens])
+        rows = self._rows(query[: metadata.num_actual_tokens], metadata.num_actual_tokens)
         first, first_lse = self._attend(layer, rows, keys, prefix, None, True, with_sinks=False)
         second, second_lse = self._attend(layer, rows, keys, metadata.step, None, True)
         if first_lse is None or second_lse is None:
@@ -324,10 +330,6 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
         )
-
-
-def _no_cache() -> None:
-    """Stand for a reference to no cache."""
 
 
 def _require_addressable(spec: LayerSpec) -> None:

@@ -38,6 +38,7 @@ _VARLEN_2 = VarlenFunction(
     lse=_LSE_2,
     tuning=_TUNING,
     with_lse=("output", "lse", "none"),
+    needs_positive_scale=True,
 )
 
 _WITH_KVCACHE_2 = VarlenFunction(
@@ -64,6 +65,7 @@ _WITH_KVCACHE_2 = VarlenFunction(
     limits=Limits(page_multiple=256),
     lse=_LSE_2,
     tuning=_TUNING,
+    needs_positive_scale=True,
 )
 
 FLASH_ATTN_2 = VendorStub(

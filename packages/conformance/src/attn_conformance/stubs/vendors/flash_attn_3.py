@@ -70,6 +70,7 @@ _VARLEN = VarlenFunction(
     limits=_LIMITS,
     tuning=_TUNING,
     rules=(_no_softcap, _sinks_of_bfloat16, _equal_widths),
+    needs_positive_scale=True,
 )
 
 _WITH_KVCACHE = VarlenFunction(
@@ -101,6 +102,7 @@ _WITH_KVCACHE = VarlenFunction(
     tuning=_TUNING,
     rules=(_no_softcap, _bounded_queries, _sinks_of_bfloat16, _equal_widths),
     with_lse=("output", "lse", "none", "none"),
+    needs_positive_scale=True,
 )
 
 _OPERATOR = VarlenFunction(
@@ -136,6 +138,7 @@ _OPERATOR = VarlenFunction(
     tuning=_TUNING,
     plain=("output", "lse", "none", "none"),
     rules=(_no_softcap, _bounded_queries, _sinks_of_bfloat16, _equal_widths),
+    needs_positive_scale=True,
 )
 
 _SCHEDULER_METADATA = OpaqueFunction(

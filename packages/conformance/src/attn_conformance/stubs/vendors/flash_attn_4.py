@@ -50,6 +50,7 @@ _VARLEN = VarlenFunction(
     ),
     plain=("output", "none"),
     rules=(_lengths_with_pages,),
+    needs_positive_scale=True,
 )
 
 FLASH_ATTN_4 = VendorStub(

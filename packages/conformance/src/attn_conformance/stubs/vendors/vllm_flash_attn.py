@@ -104,6 +104,9 @@ def _limits_of_3(arguments: Arguments) -> None:
     )
     words = f"V headdim {value_size} is not supported with Q/K headdim {size}"
     refuse_unless(is_served, _NAME, words)
+    # The kernel for both widths up to 64 reads pages of V as wide as K, and says nothing.
+    is_cut = arguments["block_table"] is not None and size < value_size <= 64
+    refuse_unless(not is_cut, _NAME, f"columns of V past the {size}th are not read from pages")
 
 
 _BY_VERSION = {
@@ -114,6 +117,7 @@ _BY_VERSION = {
         lse=LseForm(keyless=float("inf"), alibi_by_column=True),
         tuning=_TUNING,
         rules=(_one_kind_of_lengths, _limits_of_2, _rows_of_2),
+        needs_positive_scale=True,
     ),
     3: VarlenFunction(
         signature=_SIGNATURE,
@@ -123,6 +127,7 @@ _BY_VERSION = {
         ),
         tuning=_TUNING,
         rules=(_one_kind_of_lengths, _limits_of_3),
+        needs_positive_scale=True,
     ),
 }
 
