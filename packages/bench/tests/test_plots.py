@@ -24,6 +24,7 @@ MANY = replace(
         replace(CELL, peer="torch.sdpa_gathered", ratio=3.0, ratio_interval=(2.5, 3.5)),
         PREFILL,
         replace(CELL, dtype="float32", phase="shared_prefix", label="16x(2048+256)"),
+        replace(CELL, dtype="float32", label="48 of 100..8000 window 1024 +LSE own out"),
     ),
 )
 

@@ -34,6 +34,8 @@ _GRID = "#7d859040"
 _READ, _MATMUL = "#2f9e8f", "#a371f7"
 _PEERS = ("#d9822b", "#4184e4", "#c2549d", "#8f8f2e")
 _WIDTH = 9.0  # inches
+_LEFT = 0.215  # of the width, for the names of workloads, where that is enough
+_CHARACTER = 0.064  # of such a name, inches
 _ROW = 0.16  # of one bar, inches
 _GAP = 0.07  # between rows, inches
 _PANEL = 0.85  # of a panel's title and axis, inches
@@ -166,10 +168,12 @@ def _drawn(results: Results, make: Any) -> Figure:
     total = sum(heights) + head
     figure = make(figsize=(_WIDTH, total))
     columns = 2 if peers else 1
+    longest = max(len(row.name) for panel in panels for row in panel.rows)
+    left = max(_LEFT, 0.01 + longest * _CHARACTER / _WIDTH)
     top = total - head
     for panel, height in zip(panels, heights, strict=True):
         figure.text(0.02, (top - 0.22) / total, panel.title, fontsize=9, fontweight="bold")
-        axes = _axes_of(figure, columns, top / total, height / total, height)
+        axes = _axes_of(figure, columns, left, top / total, height / total, height)
         _draw_rates(axes[0], panel, _limit_words(panel))
         if peers:
             _draw_ratios(axes[1], panel, peers, _ratio_range(results.cells))
@@ -182,11 +186,13 @@ def _note_lines(notes: Sequence[str]) -> list[str]:
     return textwrap.wrap("; ".join(notes), _NOTE_CHARACTERS)
 
 
-def _axes_of(figure: Figure, columns: int, top: float, share: float, inches: float) -> list[Axes]:
+def _axes_of(
+    figure: Figure, columns: int, left: float, top: float, share: float, inches: float
+) -> list[Axes]:
     """Return the axes of one panel: rates, and beside them ratios."""
     bottom = top - share + 0.45 * share / inches
     height = share * (1 - _PANEL / inches)
-    left, right, gap = 0.215, 0.97, 0.05
+    right, gap = 0.97, 0.05
     width = (right - left - gap * (columns - 1)) / columns
     return [
         figure.add_axes((left + index * (width + gap), bottom, width, height))
