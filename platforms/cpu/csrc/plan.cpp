@@ -127,9 +127,13 @@ Tensor pack(const PlanHeader& header, const Draft& d) {
   const int64_t bytes = sizeof(PlanHeader) + d.entries.size() * sizeof(PlanEntry) + d.groups.size() * sizeof(PlanGroup);
   Tensor plan = torch::stable::empty({bytes / 4}, ScalarType::Int);
   char* p = static_cast<char*>(plan.data_ptr());
-  memcpy(p, &header, sizeof header);
-  memcpy(p + sizeof header, d.entries.data(), d.entries.size() * sizeof(PlanEntry));
-  memcpy(p + sizeof header + d.entries.size() * sizeof(PlanEntry), d.groups.data(), d.groups.size() * sizeof(PlanGroup));
+  const auto append = [&p](const void* from, size_t size) {
+    if (size) memcpy(p, from, size);  // an empty vector may have no address
+    p += size;
+  };
+  append(&header, sizeof header);
+  append(d.entries.data(), d.entries.size() * sizeof(PlanEntry));
+  append(d.groups.data(), d.groups.size() * sizeof(PlanGroup));
   return plan;
 }
 
