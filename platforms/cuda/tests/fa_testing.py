@@ -12,6 +12,7 @@ import torch
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.suite import stubbed_subject
+from attn_conformance.stubs.vendors.fa3_fwd import FA3_FWD
 from attn_conformance.stubs.vendors.flash_attn_2 import FLASH_ATTN_2
 from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3
 from attn_conformance.stubs.vendors.flash_attn_4 import FLASH_ATTN_4
@@ -43,6 +44,7 @@ __all__ = [
 H200 = preset("h200")
 
 STUBS: dict[str, VendorStub] = {
+    "fa3_fwd": FA3_FWD,
     "flash_attn": FLASH_ATTN_2,
     "flash_attn_3": FLASH_ATTN_3,
     "flash_attn_4": FLASH_ATTN_4,

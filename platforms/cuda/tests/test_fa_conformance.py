@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fa_testing import STUBS, stubbed
+from fa_testing import H200, STUBS, request, stubbed
 
 from attn_conformance.outcome import Status
 from attn_conformance.stubs.recorder import Recorder
@@ -84,6 +84,17 @@ def test_flash_attention_3_by_its_python_functions(
     assert failed == {}
     called = {call.function for call in recorder.calls}
     assert called >= {"flash_attn_with_kvcache", "flash_attn_varlen_func"}
+
+
+def test_a_build_without_pages_serves_encoders_and_refuses_the_rest_before_a_kernel() -> None:
+    with stubbed("fa3_fwd") as (recorder, subject):
+        failed, passed = failed_of(subject, (*TYPES, "causal", "construction"))
+        assert failed == {}
+        assert passed > 5
+        assert {call.function for call in recorder.calls} == {"flash_attn_varlen_func"}
+        reasons = subject.capability.check(request(), H200)
+    assert "no paged keys and values (FLASHATTENTION_DISABLE_PAGEDKV)" in str(reasons[0])
+    assert 'pip install "attn-cuda[fa3]"' in reasons[0].hint
 
 
 def test_flash_attention_2_on_ampere() -> None:
