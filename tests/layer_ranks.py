@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import layer_mla
 import torch
 import torch.distributed as dist
 from layer_cases import BLOCK, Case, cases
@@ -321,6 +322,7 @@ def die_while_others_wait(rank: int, groups: Groups) -> tuple[str, float]:
 def register_backends() -> None:
     """Register the reference backend, and one that returns no LSE."""
     register_backend("SHARDED_REFERENCE", f"{__name__}:ShardedReference")
+    register_backend(layer_mla.MlaReference.name, layer_mla.MlaReference)
     register_backend("NO_LSE", f"{__name__}:NoLse")
 
 
@@ -355,6 +357,8 @@ def main(rank: int, folder: Path) -> None:
             results[name] = run(case, groups, seed)
         except AttnError as error:
             results[name] = f"{type(error).__name__}: {error}"
+    for name, (dcp, interleave) in layer_mla.CASES.items():
+        results[name] = layer_mla.run(groups[f"dcp {dcp} 1"], interleave)
     results["refusals"] = refusals(rank, groups)
     torch.save(results, folder / f"rank{rank}.pt")
     results["death"] = die_while_others_wait(rank, groups)

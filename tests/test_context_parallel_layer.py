@@ -7,12 +7,13 @@ import subprocess
 import sys
 from typing import Any
 
+import layer_mla
 import layer_ranks as ranks
 import pytest
 import torch
 from layer_cases import cases
 
-CASES = cases()
+CASES = [*cases(), *layer_mla.CASES]
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),

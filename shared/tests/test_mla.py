@@ -34,7 +34,7 @@ def plan(slots: torch.Tensor | None) -> SimpleNamespace:
 
 
 def test_a_latent_and_its_rope_part_are_one_entry() -> None:
-    layer = SimpleNamespace(impl=Recorder())
+    layer = SimpleNamespace(impl=Recorder(), _ranks=None)
     kv_cache = SPEC.allocate(2, "cpu")
     latent, rope = torch.arange(8.0).view(2, 4), torch.tensor([[9.0, 8.0], [7.0, 6.0]])
     MLAAttention.update(layer, latent, rope, kv_cache, plan(torch.tensor([5, -1])))  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_a_latent_and_its_rope_part_are_one_entry() -> None:
 
 
 def test_latents_without_slots_are_refused() -> None:
-    layer = SimpleNamespace(impl=Recorder())
+    layer = SimpleNamespace(impl=Recorder(), _ranks=None)
     latent, rope, kv_cache = torch.ones(1, 4), torch.ones(1, 2), SPEC.allocate(1, "cpu")
     with pytest.raises(InvalidInputError, match="slot_mapping is None"):
         MLAAttention.update(layer, latent, rope, kv_cache, plan(None))  # type: ignore[arg-type]

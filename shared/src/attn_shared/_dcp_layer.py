@@ -25,7 +25,7 @@ from attn_shared.context_parallel import (
     single_collective,
 )
 from attn_shared.errors import InvalidRequestError, MetadataError, UnsupportedOptionError
-from attn_shared.impl import AttentionImpl, AttentionLayer
+from attn_shared.impl import AttentionImplBase, AttentionLayer
 from attn_shared.merge import merge_attn_states, to_natural
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ranks import ContextParallel, compare_ranks, gather_objects
@@ -34,10 +34,30 @@ from attn_shared.spec import LayerSpec
 if TYPE_CHECKING:
     from attn_shared.backend import AttentionMetadataBuilder
 
-__all__ = ["DcpLayer", "DcpStep"]
+__all__ = ["Build", "Call", "DcpLayer", "DcpStep", "call_forward", "call_forward_mqa"]
 
-Build = Callable[[LayerSpec], tuple[AttentionImpl[Any], "AttentionMetadataBuilder[Any]"]]
+Build = Callable[[LayerSpec], tuple[Any, "AttentionMetadataBuilder[Any]"]]
 """Returns implementation and builder of the chosen backend for a layer."""
+
+Call = Callable[[Any, AttentionLayer, Tensor, Tensor, Any, Tensor], Tensor]
+"""Calls an implementation with layer, query, cache, metadata and LSE; returns the output."""
+
+
+def call_forward(
+    impl: Any, layer: AttentionLayer, query: Tensor, kv_cache: Tensor, metadata: Any, lse: Tensor
+) -> Tensor:
+    """Call `AttentionImpl.forward` for what the cache holds."""
+    output: Tensor = impl.forward(layer, query, None, None, kv_cache, metadata, lse=lse)
+    return output
+
+
+def call_forward_mqa(
+    impl: Any, layer: AttentionLayer, query: Tensor, kv_cache: Tensor, metadata: Any, lse: Tensor
+) -> Tensor:
+    """Call `MLAAttentionImpl.forward_mqa`."""
+    output: Tensor = impl.forward_mqa(layer, query, kv_cache, metadata, lse=lse)
+    return output
+
 
 _COMBINES = {"ag_rs": cp_lse_ag_out_rs, "a2a": dcp_a2a_lse_reduce}
 
@@ -80,6 +100,7 @@ class DcpLayer:
         can_tile: the backend serves rows without a causal mask.
         is_checked: compare the ranks' batches at every step.
         sinks, alibi_slopes: (Hq,) float32 of this rank's heads, or None.
+        call: how the implementation is called.
     """
 
     spec: LayerSpec
@@ -89,11 +110,12 @@ class DcpLayer:
     is_checked: bool
     sinks: Tensor | None
     alibi_slopes: Tensor | None
+    call: Call
     inner: _InnerLayer = field(init=False)
     shard: Shard = field(init=False)
     _combine: Callable[..., tuple[Tensor, Tensor]] = field(init=False)
     _group: Any = field(init=False)
-    _built: dict[int | None, tuple[AttentionImpl[Any], AttentionMetadataBuilder[Any]]] = field(
+    _built: dict[int | None, tuple[AttentionImplBase[Any], AttentionMetadataBuilder[Any]]] = field(
         init=False, default_factory=dict
     )
     _was_compared: bool = field(init=False, default=False)
@@ -142,7 +164,7 @@ class DcpLayer:
                 "1 with ALiBi, whose bias is linear in a rank's own distances only then",
             )
 
-    def _compare_layers(self, combine: str, impl: AttentionImpl[Any]) -> None:
+    def _compare_layers(self, combine: str, impl: AttentionImplBase[Any]) -> None:
         spec = self.spec
         names = ("num_heads", "num_kv_heads", "head_size", "head_size_v", "dtype", "scale")
         options = ("window", "softcap", "has_sinks", "has_alibi", "batch_invariant")
@@ -174,7 +196,9 @@ class DcpLayer:
             inner_slopes = self.alibi_slopes * self.shard.world_size
         self.inner = _InnerLayer(q_scale=1.0, k_scale=1.0, v_scale=1.0, alibi_slopes=inner_slopes)
 
-    def built(self, window: int | None) -> tuple[AttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+    def built(
+        self, window: int | None
+    ) -> tuple[AttentionImplBase[Any], AttentionMetadataBuilder[Any]]:
         """Return the backend's objects for a window of so many keys of this rank's."""
         if window not in self._built:
             spec = replace(
@@ -293,7 +317,7 @@ class DcpLayer:
     ) -> None:
         """Store the keys and values of this rank's share; see `AttentionImpl`."""
         self.inner.k_scale, self.inner.v_scale = layer.k_scale, layer.v_scale
-        impl, _ = self.built(None)
+        impl: Any = self.built(None)[0]
         impl.do_kv_cache_update(self.inner, key, value, kv_cache, slots)
 
     def _gathered(self, query: Tensor) -> Tensor:
@@ -343,7 +367,7 @@ class DcpLayer:
     ) -> tuple[Tensor, Tensor]:
         impl, _ = self.built(part.window)
         sums = query.new_full((query.shape[1], len(query)), -torch.inf, dtype=torch.float32)
-        result = impl.forward(self.inner, query, None, None, kv_cache, metadata, lse=sums)
+        result = self.call(impl, self.inner, query, kv_cache, metadata, sums)
         return result, to_natural(sums, lse_base_on_e=impl.lse_base_on_e)
 
 

@@ -31,6 +31,8 @@ def dcp_objections(request: AttentionRequest) -> Iterator[Objection]:
         yield Objection("dcp_attn_type", str(request.attn_type), f"decoder {size}")
     if request.chunk_size is not None:
         yield Objection("dcp_chunked_local", str(request.chunk_size), f"None {size}")
+    if request.use_sparse:
+        yield Objection("dcp_sparse", "True", f"False {size}")
     is_plain = request.is_causal and not request.use_mm_prefix
     if request.has_window and not is_plain:
         allowed = f"no window for rows that are not causal, or in multimodal ranges, {size}"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attn_shared._dcp_layer import Build, DcpLayer, DcpStep
+from attn_shared._dcp_layer import Build, Call, DcpLayer, DcpStep, call_forward
 from attn_shared._pcp_layer import PcpGroup
 from attn_shared.capability import Capability, Support
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.impl import AttentionImpl, AttentionLayer
+from attn_shared.impl import AttentionLayer
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ordering import ordered
 from attn_shared.prefill_split import PrefillSplit
@@ -60,6 +60,7 @@ class RanksLayer:
         capability: of the backend.
         device: where it runs.
         is_checked: compare the ranks' batches at every step.
+        call: how an implementation over a sharded cache is called.
     """
 
     layer: AttentionLayer
@@ -70,7 +71,8 @@ class RanksLayer:
     capability: Capability
     device: DeviceFacts
     is_checked: bool
-    impl: AttentionImpl[Any] = field(init=False)
+    call: Call = call_forward
+    impl: Any = field(init=False)
     builder: AttentionMetadataBuilder[Any] = field(init=False)
     _dcp: DcpLayer | None = field(init=False, default=None)
     _pcp: PcpGroup | None = field(init=False, default=None)
@@ -94,6 +96,7 @@ class RanksLayer:
             is_checked=self.is_checked,
             sinks=self.layer.sinks,
             alibi_slopes=self.layer.alibi_slopes,
+            call=self.call,
         )
 
     def _join(self) -> PcpGroup:
@@ -212,10 +215,9 @@ class RanksLayer:
         sums = None
         if lse is not None:
             sums = lse.new_empty(lse.shape[0], step.common.num_actual_tokens)
-        result = self.impl.forward(
+        output[rows] = self.impl.forward(
             self.layer, query[rows], None, None, kv_cache, step.metadata, lse=sums
         )
-        output[rows] = result
         if lse is not None and sums is not None:
             lse[:, rows] = sums
         return output

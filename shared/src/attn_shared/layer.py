@@ -163,6 +163,7 @@ class Attention:
         )
         build = partial(_build, self.selection, self.config, self.device)
         self._ranks: RanksLayer | None = None
+        self.impl: AttentionImpl[Any]
         if place.is_shared:
             capability = self.selection.backend_cls.capability(facts, selector.inventory(facts))
             self._ranks = RanksLayer(

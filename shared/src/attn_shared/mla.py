@@ -10,12 +10,18 @@ from typing import Any
 
 import torch
 
-from attn_shared.backend import MLAAttentionImpl
+from attn_shared._dcp_layer import call_forward_mqa
+from attn_shared._layer_inputs import group_sizes
+from attn_shared._ranks_layer import RanksLayer
+from attn_shared.backend import AttentionMetadataBuilder, MLAAttentionImpl
+from attn_shared.call_checks import CallChecker
 from attn_shared.checked import check_metadata
-from attn_shared.errors import InvalidInputError, InvalidRequestError
+from attn_shared.device import DeviceFacts
+from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.selection import Policy
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
@@ -45,6 +51,7 @@ class MLAAttention:
         backend: str | None = None,
         cache_scale: float | torch.Tensor = 1.0,
         config: BuildConfig | None = None,
+        context_parallel: ContextParallel | None = None,
         selector: Selector = DEFAULT_SELECTOR,
         **options: Any,
     ) -> None:
@@ -60,19 +67,17 @@ class MLAAttention:
             backend: name of the backend to use; None or "auto" lets the selector choose.
             cache_scale: of the entries of an fp8 cache: read back = stored * scale.
             config: bounds of the batches; `checked` validates each batch's contents.
+            context_parallel: the ranks among which the cache of latents is sharded, each with its
+                own heads; `decode` then serves every phase.
             selector: who selects.
             options: further fields of `AttentionRequest`.
 
         Raises:
             NoBackendError: nothing serves the layer; the message has every reason.
-            InvalidRequestError: the cache or the tokens are to be spread over ranks.
+            RanksDisagreeError: another rank built another layer.
         """
         dims = dims or MLADims()
-        for name in ("dcp_size", "pcp_size"):
-            if options.get(name, 1) != 1:
-                raise InvalidRequestError.for_field(
-                    name, options[name], "1 for MLAAttention: Attention alone combines ranks"
-                )
+        place, sizes = group_sizes(context_parallel, options)
         self.request = AttentionRequest(
             num_heads=num_heads,
             num_kv_heads=1,
@@ -80,7 +85,7 @@ class MLAAttention:
             head_size_v=dims.kv_lora_rank,
             dtype=dtype,
             mla=dims,
-            **options,
+            **{**options, **sizes},
         )
         self.device = torch.device(device)
         facts = selector.device_facts(self.device)
@@ -94,11 +99,34 @@ class MLAAttention:
         self.config = config or BuildConfig()
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
         self.spec = LayerSpec.from_request(
-            self.request, scale=scale, kv_cache_spec=self.kv_cache_spec
+            self.request,
+            scale=scale,
+            kv_cache_spec=self.kv_cache_spec,
+            dcp_rank=place.dcp_rank,
+            dcp_interleave=place.interleave,
         )
-        self.impl = self._build_impl()
-        self.builder = self.selection.backend_cls.get_builder_cls()(
-            self.kv_cache_spec, {"attention": self.spec}, self.config, self.device
+        self.impl: MLAAttentionImpl[Any]
+        self._ranks = None
+        if place.is_shared:
+            self._ranks = self._share(place, facts, selector)
+            self.impl, self.builder = self._ranks.impl, self._ranks.builder
+        else:
+            self.impl, self.builder = self._build(self.spec)
+        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
+
+    def _share(self, place: ContextParallel, facts: DeviceFacts, selector: Selector) -> RanksLayer:
+        """Build this rank's side of a layer whose cache is sharded."""
+        backend = self.selection.backend_cls
+        return RanksLayer(
+            layer=self,
+            request=self.request,
+            spec=self.spec,
+            place=place,
+            build=self._build,
+            capability=backend.capability(facts, selector.inventory(facts)),
+            device=facts,
+            is_checked=self.config.checked,
+            call=call_forward_mqa,
         )
 
     def _latent_spec(self, fp8_e4m3_dtype: torch.dtype) -> MLAAttentionSpec:
@@ -108,13 +136,18 @@ class MLAAttention:
             raise InvalidRequestError.for_field("mla", self.request.mla, "MLADims")
         return spec
 
-    def _build_impl(self) -> MLAAttentionImpl[Any]:
-        impl = self.selection.backend_cls.get_impl_cls()(self.spec)
+    def _build(
+        self, spec: LayerSpec
+    ) -> tuple[MLAAttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+        """Build implementation and builder of the chosen backend."""
+        backend = self.selection.backend_cls
+        impl = backend.get_impl_cls()(spec)
         if not isinstance(impl, MLAAttentionImpl):
             raise InvalidRequestError.for_field(
                 "backend", self.selection.chosen, "one whose implementation is an MLAAttentionImpl"
             )
-        return impl
+        layers = {"attention": spec}
+        return impl, backend.get_builder_cls()(spec.kv_cache_spec, layers, self.config, self.device)
 
     def allocate(self, num_blocks: int) -> torch.Tensor:
         """Return a zero-filled cache (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim)."""
@@ -122,8 +155,13 @@ class MLAAttention:
 
     def plan(self, common: CommonAttentionMetadata) -> StepPlan:
         """Prepare one step; see `Attention.plan`."""
+        if self._ranks is not None:
+            common = self._ranks.with_shares(common)
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec)
+        if self._ranks is not None:
+            step = self._ranks.plan(common)
+            return StepPlan(common=step.common, metadata=step)
         return StepPlan(common=common, metadata=self.builder.build(0, common))
 
     def update(
@@ -139,7 +177,10 @@ class MLAAttention:
             raise InvalidInputError.for_argument(
                 "slot_mapping", None, "(T,) int64: the slots of the latents that were given"
             )
-        self.impl.do_kv_cache_update(self, latent, rope, kv_cache, slots)
+        if self._ranks is None:
+            self.impl.do_kv_cache_update(self, latent, rope, kv_cache, slots)
+        else:
+            self._ranks.write(latent, rope, kv_cache, plan.metadata)
 
     def prefill(
         self,
@@ -160,7 +201,16 @@ class MLAAttention:
 
         Returns:
             (T, H, v_head_dim).
+
+        Raises:
+            UnsupportedOptionError: the cache is sharded, so that no rank has a request's latents.
         """
+        if self._ranks is not None:
+            raise UnsupportedOptionError(
+                f"prefill with expanded heads reads whole requests, and dcp_size="
+                f"{self.request.dcp_size} shards them.",
+                hint="call update, and decode with absorbed queries, in every phase.",
+            )
         self.update(latent, rope, kv_cache, plan)
         dims = self.request.mla or MLADims()
         output = query.new_empty((*query.shape[:-1], dims.v_head_dim))
@@ -188,4 +238,8 @@ class MLAAttention:
         Returns:
             (T, H, kv_lora_rank).
         """
-        return self.impl.forward_mqa(self, query, kv_cache, plan.metadata, output, lse=lse)
+        if self._ranks is None:
+            return self.impl.forward_mqa(self, query, kv_cache, plan.metadata, output, lse=lse)
+        self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
+        self.kv_cache_spec.split(kv_cache)
+        return self._ranks.attend(query, kv_cache, plan.metadata, output, lse)

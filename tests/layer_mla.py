@@ -1,0 +1,167 @@
+"""Multi-head latent attention over a sharded cache, by a backend that is the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from layer_cases import BLOCK
+
+from attn_shared.accuracy import check_against_reference, eager_mla_decode
+from attn_shared.backend import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadataBuilder,
+    MLAAttentionImpl,
+)
+from attn_shared.capability import Capability, DeviceLimit, MultipleOf, SizeSet, Support
+from attn_shared.context_parallel import local_slot_mapping
+from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.errors import UnsupportedOptionError
+from attn_shared.inventory import Inventory
+from attn_shared.kv_write import concat_and_cache_mla, slot_mapping_for
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla import MLAAttention
+from attn_shared.ranks import ContextParallel
+from attn_shared.reference import mla_decode
+from attn_shared.request import MLADims
+from attn_shared.sharded_batch import sharded_batch
+
+DIMS = MLADims(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+HEADS, SCALE = 3, 0.3
+CASES = {f"mla {dcp} {interleave}": (dcp, interleave) for dcp in (2, 4) for interleave in (1, 4)}
+QUERY_LENS, SEQ_LENS = (1, 3, 40, 1, 9), (18, 3, 61, 0, 100)
+
+
+class _Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
+    def build(
+        self, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CommonAttentionMetadata:
+        return common
+
+
+class _Impl(MLAAttentionImpl[CommonAttentionMetadata]):
+    can_return_lse = True
+
+    def forward_mha(self, *arguments: Any, **options: Any) -> None:
+        raise NotImplementedError
+
+    def forward_mqa(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: CommonAttentionMetadata,
+        output: torch.Tensor | None = None,
+        *,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert metadata.block_table is not None
+        found = mla_decode(
+            query,
+            kv_cache,
+            scale=self.spec.scale,
+            kv_lora_rank=DIMS.kv_lora_rank,
+            query_start_loc=metadata.query_start_loc,
+            seq_lens=metadata.seq_lens,
+            block_table=metadata.block_table,
+            causal=metadata.causal,
+        )
+        if lse is not None:
+            lse.copy_(found.lse)
+        return found.output.to(query.dtype)
+
+
+class MlaReference(AttentionBackend):
+    """Latent attention by `reference.mla_decode`."""
+
+    name = "SHARDED_MLA_REFERENCE"
+    attn_api = ">=1,<2"
+
+    @classmethod
+    def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
+        return Capability(
+            devices=(DeviceLimit(vendor=Vendor.CPU),),
+            dtypes=frozenset({torch.float32}),
+            head_sizes=SizeSet(),
+            block_sizes=(MultipleOf(1),),
+            is_mla=True,
+            non_causal=Support.YES,
+            lse=Support.YES,
+            dcp=Support.YES,
+        )
+
+    @staticmethod
+    def get_impl_cls() -> type[_Impl]:
+        return _Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[_Builder]:
+        return _Builder
+
+
+def run(group: dist.ProcessGroup, interleave: int) -> str:
+    """Return what is wrong with this rank's answer, "" if nothing is."""
+    place = ContextParallel(dcp_group=group, interleave=interleave)
+    attn = MLAAttention(
+        num_heads=HEADS,
+        scale=SCALE,
+        dims=DIMS,
+        dtype=torch.float32,
+        backend=MlaReference.name,
+        block_size=BLOCK,
+        context_parallel=place,
+    )
+    generator = torch.Generator().manual_seed(interleave)
+    lens = [max(each) for each in zip(QUERY_LENS, SEQ_LENS, strict=True)]
+    entries = torch.randn(sum(lens), DIMS.latent_size, generator=generator)
+    queries = torch.randn(
+        place.dcp_size, sum(QUERY_LENS), HEADS, DIMS.latent_size, generator=generator
+    )
+    latent, rope = entries.split([DIMS.kv_lora_rank, DIMS.qk_rope_head_dim], dim=1)
+    table = torch.randperm(35, generator=generator).view(5, 7).int()
+    starts = torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32)
+    seq_lens = torch.tensor(SEQ_LENS, dtype=torch.int32)
+    whole, shard = attn.allocate(35), attn.allocate(35)
+    everywhere = slot_mapping_for(table, starts, seq_lens, BLOCK)
+    concat_and_cache_mla(whole, attn.kv_cache_spec, latent, rope, everywhere)
+    own = local_slot_mapping(
+        table,
+        starts,
+        seq_lens,
+        BLOCK,
+        world_size=place.dcp_size,
+        rank=place.dcp_rank,
+        interleave=interleave,
+    )
+    new = torch.cat(
+        [
+            torch.arange(stop - length, stop)
+            for stop, length in zip(starts[1:].tolist(), QUERY_LENS, strict=True)
+        ]
+    )
+    own[new] = -1
+    concat_and_cache_mla(shard, attn.kv_cache_spec, latent, rope, own)
+    common = sharded_batch(
+        query_lens=QUERY_LENS, seq_lens=SEQ_LENS, block_table=table, block_size=BLOCK, place=place
+    )
+    plan = attn.plan(common)
+    attn.update(latent[new], rope[new], shard, plan)
+    query = queries[place.dcp_rank]
+    lse = torch.zeros(HEADS, len(query))
+    output = attn.decode(query, shard, plan, lse=lse)
+    call: dict[str, Any] = {
+        "scale": SCALE,
+        "kv_lora_rank": DIMS.kv_lora_rank,
+        "query_start_loc": common.query_start_loc,
+        "seq_lens": common.seq_lens,
+        "block_table": table,
+    }
+    exact, eager = mla_decode(query, whole, **call), eager_mla_decode(query, whole, **call)
+    report = check_against_reference(output, lse, exact, eager, dtype=torch.float32)
+    try:
+        attn.prefill(query, latent, rope, shard, plan)
+    except UnsupportedOptionError as error:
+        return "" if report.ok and "dcp_size=" in str(error) else str(report)
+    return "a prefill over shards is not refused"
