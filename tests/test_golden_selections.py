@@ -44,6 +44,9 @@ def test_a_stale_file_is_told_written_and_one_too_many_removed(
 ) -> None:
     monkeypatch.setattr(golden, "GOLDEN", tmp_path)
     monkeypatch.setattr(golden, "texts", lambda: {"llama.txt": "new\n"})
+    chooser = tmp_path / "choosing.md"
+    chooser.write_text(f"before\n{golden.BEGIN}\nold\n{golden.END}\nafter\n")
+    monkeypatch.setattr(golden, "PAGE", chooser)
     (tmp_path / "llama.txt").write_text("old\n")
     (tmp_path / "gone.txt").write_text("left over\n")
     assert golden.main(["--check"]) == 1
@@ -52,5 +55,11 @@ def test_a_stale_file_is_told_written_and_one_too_many_removed(
     assert "-old\n+new" in said
     assert "gone.txt is not current" in said
     assert golden.main([]) == 0
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"llama.txt": "new\n"}
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.txt")} == {
+        "llama.txt": "new\n"
+    }
+    text = chooser.read_text()
+    assert text.startswith(f"before\n{golden.BEGIN}\n\n| presets | llama-3-8b |")
+    assert text.endswith(f"|\n\n{golden.END}\nafter\n")
+    assert "\nold\n" not in text
     assert golden.main(["--check"]) == 0
