@@ -279,6 +279,45 @@ def refusals(rank: int, groups: Groups) -> dict[str, str]:
     return found
 
 
+def invariance(groups: Groups) -> str:
+    """Return whether a request's rows change, by a bit, with what shares its batch."""
+    place = ContextParallel(dcp_group=groups["dcp 4 1"], interleave=4)
+    attn = Attention(
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=32,
+        dtype=torch.bfloat16,
+        block_size=BLOCK,
+        backend="TORCH_SDPA",
+        batch_invariant=True,
+        context_parallel=place,
+    )
+    generator = torch.Generator().manual_seed(0)
+    cache = attn.allocate(12)
+    cache.copy_(torch.randn(cache.shape, generator=generator))
+    query_lens, seq_lens = [40, 1, 5], [150, 90, 77]
+    query = torch.randn(sum(query_lens), 2, 32, generator=generator).bfloat16()
+    table = torch.arange(12).view(3, 4)
+
+    def answer(requests: list[int], rows: torch.Tensor) -> torch.Tensor:
+        common = sharded_batch(
+            query_lens=[query_lens[index] for index in requests],
+            seq_lens=[seq_lens[index] for index in requests],
+            block_table=table[requests],
+            block_size=BLOCK,
+            place=place,
+        )
+        return attn.forward(query[rows], None, None, cache, attn.plan(common))
+
+    together = answer([0, 1, 2], torch.arange(46))
+    starts = [0, 40, 41, 46]
+    for index in range(3):
+        rows = torch.arange(starts[index], starts[index + 1])
+        if not torch.equal(answer([index], rows), together[rows]):
+            return f"request {index} differs"
+    return ""
+
+
 def make_groups() -> Groups:
     """Return this rank's groups by sizes: ranks of a DCP group are neighbours."""
     rank = dist.get_rank()
@@ -359,6 +398,7 @@ def main(rank: int, folder: Path) -> None:
             results[name] = f"{type(error).__name__}: {error}"
     for name, (dcp, interleave) in layer_mla.CASES.items():
         results[name] = layer_mla.run(groups[f"dcp {dcp} 1"], interleave)
+    results["invariance"] = invariance(groups)
     results["refusals"] = refusals(rank, groups)
     torch.save(results, folder / f"rank{rank}.pt")
     results["death"] = die_while_others_wait(rank, groups)

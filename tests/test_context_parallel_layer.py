@@ -54,6 +54,10 @@ def test_equals_the_unsharded_answer(results: list[dict[str, Any]], case: str) -
     assert [result[case] for result in results] == ["", "", "", ""]
 
 
+def test_company_changes_no_bit_of_an_invariant_layer(results: list[dict[str, Any]]) -> None:
+    assert [result["invariance"] for result in results] == ["", "", "", ""]
+
+
 REFUSALS = {
     "interleave": "interleave=32 is not allowed; allowed: a divisor of block_size=16",
     "odd interleave": "interleave=3 is not allowed; allowed: a divisor of block_size=16",

@@ -45,6 +45,7 @@ def test_causal_decoders_are_sharded_and_split_with_every_feature() -> None:
     [
         ({"attn_type": "encoder_decoder"}, "dcp_attn_type", "encoder_decoder"),
         ({"chunk_size": 64}, "dcp_chunked_local", "64"),
+        ({"use_sparse": True}, "dcp_sparse", "True"),
         ({"window": (3, 3), "non_causal": True}, "dcp_window", "(3, 3)"),
         ({"window": (3, 0), "use_mm_prefix": True}, "dcp_window", "(3, 0)"),
         ({"window": (3, 0), "per_request_causal": True}, "dcp_window", "(3, 0)"),
