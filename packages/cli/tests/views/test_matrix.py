@@ -106,4 +106,4 @@ def test_an_unavailable_backend_says_why() -> None:
 def test_an_empty_grid_is_headings_alone() -> None:
     file = io.StringIO()
     Console(file=file, width=80).print(SymbolGrid(matrix=matrix_of("h200")))
-    assert file.getvalue().count("┐") == 23
+    assert file.getvalue().count("┐") == 24
