@@ -250,6 +250,9 @@ def demo(session: nox.Session) -> None:
 
 # What the sessions are made of
 
+# Tests of several distributions together, some of which need hardware.
+ON_HARDWARE = ("tests/test_compiled_layers.py", "tests/test_cuda_graphs.py")
+
 
 def run_room(session: nox.Session, name: str) -> None:
     """Install a distribution with what it stands on, and run its tests."""
@@ -261,7 +264,7 @@ def run_platform(session: nox.Session, room: str) -> None:
     """Run a platform's tests, and those marked with its hardware in what it stands on."""
     names = closure([f"attn-{room}"])
     install(session, *closure([*names, "attn-conformance"]))
-    run_pytest(session, f"--room={room}", *map(tests_of, names))
+    run_pytest(session, f"--room={room}", *map(tests_of, names), *ON_HARDWARE)
 
 
 def run_each(session: nox.Session, *commands: tuple[str, ...]) -> None:
