@@ -30,7 +30,7 @@ from attn_triton._steps import (
     shape_of,
 )
 from attn_triton._visibility import CACHE_FREE, Visibility, visibility_of
-from attn_triton.launch import Launcher
+from attn_triton.launch import AlignedLaunch, Launcher
 from attn_triton.machine import machine_of
 from attn_triton.tiles import next_power_of_2
 
@@ -337,7 +337,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         most_tokens = 0 if decode is None or metadata.ranges is not None else self._most(decode)
         block = next_power_of_2(max(common.num_reqs, self.config.max_num_seqs, 16))
         for visibility, plan in metadata.plans.items():
-            launcher = _planning(
+            launch = _planning(
                 visibility,
                 self._is_cache_free,
                 64 if decode is None else decode.tile.keys,
@@ -345,11 +345,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
                 self._planner.least_part_tiles,
                 block,
             )
-            launcher(
-                (1, 1, 1),
-                plan,
-                metadata.query_start_loc,
-                metadata.key_lens,
+            numbers = (
                 common.num_reqs,
                 metadata.max_items,
                 0 if decode is None else decode.slots,
@@ -357,6 +353,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
                 self._planner.group,
                 self._planner.prefill.rows,
             )
+            launch((1, 1, 1), (plan, metadata.query_start_loc, metadata.key_lens), numbers)
 
     def _most(self, decode: DecodeGrid) -> int:
         """Return the query tokens up to which a request of the step decodes."""
@@ -376,7 +373,7 @@ def _planning(
     max_parts: int,
     least: int,
     block: int,
-) -> Launcher:
+) -> AlignedLaunch:
     from attn_triton.kernels.plan import plan_step
 
     constants = {
@@ -388,7 +385,7 @@ def _planning(
         "LEAST": least,
         "BLOCK_B": block,
     }
-    return Launcher(plan_step, constants, num_warps=4)
+    return AlignedLaunch(Launcher(plan_step, constants, num_warps=4))
 
 
 def _dense_rows(table: Tensor) -> Tensor:

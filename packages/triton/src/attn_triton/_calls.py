@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -181,7 +182,10 @@ class LayerCalls:
             found["decode"] = _launcher(decode, shape.decode, own | {"BLOCKS": shape.blocks})
             found["combine"] = Launcher(combine, merged | {"PARTS": _COMBINE_PARTS})
         if shape.prefill is not None:
-            found["prefill"] = _launcher(prefill, shape.prefill, own)
+            tile = shape.prefill
+            if self._spec.softcap is not None or self._spec.has_alibi or is_int8:
+                tile = replace(tile, max_registers=None)  # their logits take more than that
+            found["prefill"] = _launcher(prefill, tile, own)
         return _Programs(_Kernels(**found))
 
     def _heads(self) -> dict[str, object]:

@@ -103,22 +103,31 @@ _H200 = (
     "466 TFLOP/s at 1x4096 with 128 x 64, 8 warps, 128 registers"
 )
 _NOT_RUN = "not run on hardware; "
-_AMPERE_ON = Tile(rows=128, keys=64, num_warps=8, stages=2)
+_DEEP = Tile(rows=16, keys=64, num_warps=4, stages=3, programs_per_unit=2)
+_FULL = Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=4)
+_LARGE = Tile(rows=128, keys=64, num_warps=8, stages=2)
 
 _TABLE = (
     LaunchRow(
         families=("hopper",),
-        decode=Tile(rows=16, keys=64, num_warps=4, stages=3, programs_per_unit=2),
-        decode_full=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=4),
-        prefill=replace(_AMPERE_ON, max_registers=128),
+        decode=_DEEP,
+        decode_full=_FULL,
+        prefill=replace(_LARGE, max_registers=128),
         provenance=_H200,
     ),
     LaunchRow(
-        families=("ampere", "ada", "blackwell", "blackwell-consumer", "blackwell-thor", "rubin"),
-        decode=Tile(rows=16, keys=64, num_warps=4, stages=3, programs_per_unit=2),
-        decode_full=Tile(rows=16, keys=64, num_warps=4, stages=2, programs_per_unit=4),
-        prefill=_AMPERE_ON,
-        provenance=f"{_NOT_RUN}the shapes of Hopper, within the smaller shared memory",
+        families=("blackwell", "blackwell-thor", "rubin"),
+        decode=_DEEP,
+        decode_full=_FULL,
+        prefill=_LARGE,
+        provenance=f"{_NOT_RUN}the shapes of Hopper; compiled: no spills",
+    ),
+    LaunchRow(
+        families=("ampere", "ada", "blackwell-consumer"),
+        decode=_DEEP,
+        decode_full=_FULL,
+        prefill=Tile(rows=64, keys=32, num_warps=4, stages=2),
+        provenance=f"{_NOT_RUN}decode as on Hopper; compiled: prefill spills at 128 x 64",
     ),
     LaunchRow(
         families=("cdna1", "cdna2", "cdna3", "cdna4", "cdna5", "gcn5"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 
+from attn_triton.attention_variants import combine_variants
 from attn_triton.kernels.plan import HEADER
 from attn_triton.kernels.sweep import finish, row_start
+from attn_triton.variants import KernelVariant
 
-__all__ = ["combine"]
+__all__ = ["combine", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
 
@@ -83,3 +87,8 @@ def combine(
     if lse_ptr is not None:
         one = tl.arange(0, 1)
         tl.store(lse_ptr + head.to(tl.int64) * lse_stride + token + one, lse)
+
+
+def variants(arch: str) -> Iterator[KernelVariant]:
+    """Yield how the kernel is launched on an architecture."""
+    yield from combine_variants(combine, arch)

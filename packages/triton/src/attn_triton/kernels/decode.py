@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 
+from attn_triton.attention_variants import decode_variants
 from attn_triton.kernels.plan import HEADER
 from attn_triton.kernels.sweep import bounds_of, finish, in_half, row_start, sweep
+from attn_triton.variants import KernelVariant
 
-__all__ = ["decode"]
+__all__ = ["decode", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -208,3 +212,8 @@ def decode(  # size: one algorithm
         tl.store(out_ptr + (to[:, None] + dv[None, :]), out, mask=inside)
         if lse_ptr is not None:
             tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
+
+
+def variants(arch: str) -> Iterator[KernelVariant]:
+    """Yield how the kernel is launched on an architecture."""
+    yield from decode_variants(decode, arch)

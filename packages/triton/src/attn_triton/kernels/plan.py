@@ -13,12 +13,16 @@ it is replayed, and the host need not know them. The int32 buffer of a plan:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 
+from attn_triton.attention_variants import plan_variants
 from attn_triton.kernels.sweep import bounds_of
+from attn_triton.variants import KernelVariant
 
-__all__ = ["HEADER", "plan_step"]
+__all__ = ["HEADER", "plan_step", "variants"]
 
 HEADER = 4
 _HEADER = tl.constexpr(HEADER)
@@ -123,3 +127,8 @@ def plan_step(
     tl.store(starts_at + 2 * num_reqs + 1, num_blocks)
     tl.store(plan_ptr, count)
     tl.store(plan_ptr + 1, num_blocks)
+
+
+def variants(arch: str) -> Iterator[KernelVariant]:
+    """Yield how the kernel is launched on an architecture."""
+    yield from plan_variants(plan_step, arch)
