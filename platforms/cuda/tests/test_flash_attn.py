@@ -20,7 +20,12 @@ from attn_cuda.backends.flash_attn import (
     FlashAttnMetadataBuilder,
 )
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError, VendorMissingError
+from attn_shared.layer import Attention
+from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.registry import DEFAULT_REGISTRY
+from attn_shared.request import AttentionRequest
+from attn_shared.selection import VerdictStatus
+from attn_shared.selector import DEFAULT_SELECTOR
 from attn_shared.spec import BuildConfig, LayerSpec
 
 CPU = torch.device("cpu")
@@ -179,3 +184,29 @@ def test_an_lse_of_capped_logits_is_refused(third: Recorder) -> None:
     with pytest.raises(UnsupportedOptionError, match=r"softcap=2\.0"):
         FlashAttnImpl(spec).forward(*arguments, lse=torch.empty(4, 1))
     FlashAttnImpl(spec).forward(*arguments)
+
+
+@pytest.mark.cuda(min_capability=(8, 0))
+def test_a_step_is_built_and_run_without_waiting_for_the_device() -> None:
+    request = AttentionRequest(num_heads=8, num_kv_heads=2, head_size=64)
+    verdict = DEFAULT_SELECTOR.resolve(request).verdict("FLASH_ATTN")
+    if verdict.status is VerdictStatus.UNAVAILABLE:
+        pytest.skip(f"FLASH_ATTN: {verdict.detail}")
+    layer = Attention(
+        num_heads=8, num_kv_heads=2, head_size=64, device="cuda", backend="FLASH_ATTN"
+    )
+    cache = layer.allocate(8)
+    table = torch.arange(8, dtype=torch.int32, device="cuda").reshape(2, 4)
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=[1, 3], seq_lens=[5, 9], block_table=table, block_size=16, device="cuda"
+    )
+    query = torch.randn(4, 8, 64, dtype=torch.bfloat16, device="cuda")
+    key, value = torch.ones(2, 4, 2, 64, dtype=torch.bfloat16, device="cuda")
+    layer.forward(query, key, value, cache, layer.plan(common))  # what happens once may wait
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer.forward(query, key, value, cache, layer.plan(common))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
