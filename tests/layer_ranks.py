@@ -318,6 +318,71 @@ def invariance(groups: Groups) -> str:
     return ""
 
 
+def replays(groups: Groups) -> str:
+    """Return what is wrong with a step that is refreshed where it stands."""
+    place = ContextParallel(dcp_group=groups["dcp 4 1"], interleave=4)
+    for options in ({}, {"window": (20, 0)}, {"alibi_slopes": torch.tensor([0.5, 0.1])}):
+        if "alibi_slopes" in options:
+            place = replace(place, interleave=1)
+        attn = Attention(
+            num_heads=2,
+            num_kv_heads=1,
+            head_size=16,
+            dtype=torch.float32,
+            block_size=BLOCK,
+            backend="SHARDED_REFERENCE",
+            context_parallel=place,
+            **options,
+        )
+        words = _replay(attn, place)
+        if words:
+            return f"{words} with {options}"
+    return ""
+
+
+def _replay(attn: Attention, place: ContextParallel) -> str:
+    generator = torch.Generator().manual_seed(0)
+    replayed, planned = attn.allocate(9), attn.allocate(9)
+    replayed.copy_(torch.randn(replayed.shape, generator=generator))
+    planned.copy_(replayed)
+
+    def batch(seq_lens: list[int], order: list[int]) -> CommonAttentionMetadata:
+        return sharded_batch(
+            query_lens=[1, 2, 1],
+            seq_lens=seq_lens,
+            block_table=torch.arange(9).view(3, 3)[order],
+            block_size=BLOCK,
+            place=place,
+        )
+
+    plan = attn.plan_for_capture(batch([190, 190, 190], [0, 1, 2]))
+    parts = [part.common for part, _ in plan.metadata.sharded.parts]
+    places = [part.seq_lens.data_ptr() for part in parts]
+    for seq_lens, order in (([7, 150, 0], [2, 0, 1]), ([100, 2, 33], [1, 2, 0])):
+        common = batch(seq_lens, order)
+        attn.refresh(plan, common)
+        query = torch.randn(4, 2, 16, generator=generator)
+        key, value = torch.randn(2, 4, 1, 16, generator=generator)
+        found = attn.forward(query, key, value, replayed, plan)
+        expected = attn.forward(query, key, value, planned, attn.plan(common))
+        if not torch.allclose(found, expected, atol=1e-6) or not torch.equal(replayed, planned):
+            return f"a step over {seq_lens} differs"
+    if places != [part.seq_lens.data_ptr() for part in parts]:
+        return "a tensor moved"
+    longer = _refused(lambda: attn.refresh(plan, batch([191, 9, 9], [0, 1, 2])))
+    if "max_seq_len is 191; allowed: at most 190" not in longer:
+        return f"said {longer!r}"
+    other = sharded_batch(
+        query_lens=[2, 1, 1],
+        seq_lens=[9, 9, 9],
+        block_table=torch.arange(9).view(3, 3),
+        block_size=BLOCK,
+        place=place,
+    )
+    words = _refused(lambda: attn.refresh(plan, other))
+    return "" if "query lengths is [2, 1, 1]; allowed: [1, 2, 1]" in words else f"said {words!r}"
+
+
 def make_groups() -> Groups:
     """Return this rank's groups by sizes: ranks of a DCP group are neighbours."""
     rank = dist.get_rank()
@@ -399,6 +464,7 @@ def main(rank: int, folder: Path) -> None:
     for name, (dcp, interleave) in layer_mla.CASES.items():
         results[name] = layer_mla.run(groups[f"dcp {dcp} 1"], interleave)
     results["invariance"] = invariance(groups)
+    results["replays"] = replays(groups)
     results["refusals"] = refusals(rank, groups)
     torch.save(results, folder / f"rank{rank}.pt")
     results["death"] = die_while_others_wait(rank, groups)

@@ -58,6 +58,10 @@ def test_company_changes_no_bit_of_an_invariant_layer(results: list[dict[str, An
     assert [result["invariance"] for result in results] == ["", "", "", ""]
 
 
+def test_a_captured_step_is_refreshed_where_it_stands(results: list[dict[str, Any]]) -> None:
+    assert [result["replays"] for result in results] == ["", "", "", ""]
+
+
 REFUSALS = {
     "interleave": "interleave=32 is not allowed; allowed: a divisor of block_size=16",
     "odd interleave": "interleave=3 is not allowed; allowed: a divisor of block_size=16",

@@ -79,12 +79,14 @@ class DcpStep:
 
     Attributes:
         num_tokens: query rows that belong to requests, the same on all ranks.
+        query_lens: (B,) on the host.
         parts: ordinary batches, each with what the backend's builder made of it.
         lse_shift: (T,) float32 in tokens: what ALiBi adds to each row's LSE, per slope; None
             without.
     """
 
     num_tokens: int
+    query_lens: Tensor
     parts: tuple[tuple[ShardPart, Any], ...]
     lse_shift: Tensor | None
 
@@ -223,16 +225,55 @@ class DcpLayer:
         self._check_shares(common)
         if self.is_checked or not self._was_compared:
             self._compare_batches(common)
-        parts = shard_parts(
+        planned = [
+            (part, self.built(part.window)[1].build(0, part.common)) for part in self._parts(common)
+        ]
+        return self._step(common, planned)
+
+    def plan_for_capture(self, common: CommonAttentionMetadata) -> DcpStep:
+        """Prepare a step whose tensors stay where they are, for `refresh`.
+
+        Its parts follow from the query lengths alone: to the host, lengths of sequences are not
+        known.
+        """
+        common = _without_host_lengths(common)
+        self._compare_batches(common)
+        planned = [
+            (part, self.built(part.window)[1].build_for_cudagraph_capture(part.common))
+            for part in self._parts(common)
+        ]
+        return self._step(common, planned)
+
+    def refresh(self, step: DcpStep, common: CommonAttentionMetadata) -> None:
+        """Bring another batch of the same query lengths to the addresses of a captured step."""
+        common = _without_host_lengths(common)
+        self._refuse_other_rows(step, common)
+        for (part, _), new in zip(step.parts, self._parts(common), strict=True):
+            _move(new.common, part.common)
+            self.built(part.window)[1].build(0, part.common)
+        if step.lse_shift is not None:
+            step.lse_shift.copy_(self._lse_shift(common))
+
+    def _refuse_other_rows(self, step: DcpStep, common: CommonAttentionMetadata) -> None:
+        lens = common.query_lens_cpu
+        if not torch.equal(lens, step.query_lens):
+            raise MetadataError.for_argument(
+                "query lengths", lens.tolist(), f"{step.query_lens.tolist()}, those captured"
+            )
+
+    def _parts(self, common: CommonAttentionMetadata) -> list[ShardPart]:
+        return shard_parts(
             common,
             self.shard,
             left=self.spec.window[0],
             may_tile=self.can_tile and not self.spec.has_alibi,
         )
-        planned = [(part, self.built(part.window)[1].build(0, part.common)) for part in parts]
+
+    def _step(self, common: CommonAttentionMetadata, parts: list[tuple[ShardPart, Any]]) -> DcpStep:
         return DcpStep(
             num_tokens=common.num_actual_tokens,
-            parts=tuple(planned),
+            query_lens=common.query_lens_cpu,
+            parts=tuple(parts),
             lse_shift=self._lse_shift(common) if self.spec.has_alibi else None,
         )
 
@@ -369,6 +410,23 @@ class DcpLayer:
         sums = query.new_full((query.shape[1], len(query)), -torch.inf, dtype=torch.float32)
         result = self.call(impl, self.inner, query, kv_cache, metadata, sums)
         return result, to_natural(sums, lse_base_on_e=impl.lse_base_on_e)
+
+
+def _without_host_lengths(common: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    return common.with_fields(seq_lens_cpu=None, dcp_local_seq_lens_cpu=None)
+
+
+def _move(source: CommonAttentionMetadata, target: CommonAttentionMetadata) -> None:
+    """Copy lengths and table to where a captured step reads them."""
+    target.seq_lens.copy_(source.seq_lens)
+    theirs, ours = source.block_table, target.block_table
+    if theirs is None or ours is None or theirs is ours:
+        return
+    if theirs.shape != ours.shape:
+        raise MetadataError.for_argument(
+            "block_table shape", tuple(theirs.shape), f"{tuple(ours.shape)}, as captured"
+        )
+    ours.copy_(theirs)
 
 
 def _numbers(values: Tensor | None) -> list[float] | None:

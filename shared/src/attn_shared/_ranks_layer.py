@@ -11,7 +11,7 @@ from attn_shared._dcp_layer import Build, Call, DcpLayer, DcpStep, call_forward
 from attn_shared._pcp_layer import PcpGroup
 from attn_shared.capability import Capability, Support
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.impl import AttentionLayer
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ordering import ordered
@@ -147,6 +147,52 @@ class RanksLayer:
             metadata=metadata,
             token_order=order,
         )
+
+    def plan_for_capture(self, common: CommonAttentionMetadata) -> RanksStep:
+        """Prepare a step whose tensors stay where they are.
+
+        Raises:
+            UnsupportedOptionError: ranks split the tokens, so that rows move from step to step.
+        """
+        self._refuse_unserved(common)
+        if self._dcp is None or self._pcp is not None:
+            raise UnsupportedOptionError(
+                f"pcp_size={self.request.pcp_size} splits the tokens over ranks; a captured step "
+                "has pcp_size=1."
+            )
+        return RanksStep(
+            whole=common,
+            common=common,
+            split=None,
+            sharded=self._dcp.plan_for_capture(common),
+            metadata=None,
+            token_order=None,
+        )
+
+    def refresh(self, step: RanksStep, common: CommonAttentionMetadata) -> None:
+        """Bring another batch of the same query lengths to the addresses of a captured step.
+
+        Raises:
+            MetadataError: it has other query lengths, longer sequences, another table's width, or
+                no slots.
+        """
+        if self._dcp is None or step.sharded is None:
+            raise MetadataError.for_argument("plan", "of no sharded layer", "one for capture")
+        if common.max_seq_len > step.whole.max_seq_len:
+            raise MetadataError.for_argument(
+                "max_seq_len", common.max_seq_len, f"at most {step.whole.max_seq_len}, as captured"
+            )
+        ours, theirs = step.whole.slot_mapping, common.slot_mapping
+        self._dcp.refresh(step.sharded, common)
+        if ours is None or ours is theirs:
+            return
+        if theirs is None or theirs.shape != ours.shape:
+            raise MetadataError.for_argument(
+                "slot_mapping",
+                None if theirs is None else f"of shape {tuple(theirs.shape)}",
+                f"{tuple(ours.shape)}, as captured",
+            )
+        ours.copy_(theirs)
 
     def _refuse_unserved(self, common: CommonAttentionMetadata) -> None:
         """Ask the capability again, with the options of this step.

@@ -240,6 +240,32 @@ class Attention:
             min_num_blocks=min_num_blocks,
         )
 
+    def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
+        """Prepare one step for a graph to capture; `refresh` brings later batches to it.
+
+        Args:
+            common: a batch as large as any that is to be replayed.
+        """
+        check_batch_kind(common, self.request)
+        check_block_size(common.block_size, self.kv_cache_spec)
+        if self._ranks is not None:
+            return StepPlan(common=common, metadata=self._ranks.plan_for_capture(common))
+        metadata = self.builder.build_for_cudagraph_capture(common)
+        return StepPlan(common=common, metadata=metadata)
+
+    def refresh(self, plan: StepPlan, common: CommonAttentionMetadata) -> None:
+        """Bring a batch of the same shape to a captured step.
+
+        Args:
+            plan: from `plan_for_capture`.
+            common: the batch; where no ranks share the cache, at the addresses of the captured one
+                (`attn_shared.static_batch`).
+        """
+        if self._ranks is not None:
+            self._ranks.refresh(plan.metadata, common)
+        else:
+            self.builder.build(0, common)
+
     def forward(
         self,
         query: torch.Tensor,
