@@ -12,7 +12,7 @@ namespace attn_cpu {
 namespace {
 
 constexpr int32_t kMagic = 0x41545031;
-constexpr int64_t kKeyStep = 64;       // splits are multiples of what a kernel takes at once
+constexpr int64_t kKeyStep = 128;      // splits are multiples of what a kernel takes at once
 constexpr int64_t kSplitRows = 64;     // more rows than this are work enough without splitting keys
 constexpr int64_t kLeastSplit = 512;   // keys below which a split costs more than it spreads
 constexpr int64_t kItemsPerThread = 4;

@@ -3,6 +3,14 @@
 
 static constexpr int kTileRows = 64, kTileKeys = 64;
 
+// A level that multiplies pairs of bfloat16 defines ATTN_WORD_DOT and vdot_words; keys then stay as they are stored.
+#ifdef ATTN_WORD_DOT
+static constexpr bool kWordDot = true;
+#else
+static constexpr bool kWordDot = false;
+static inline vf vdot_words(const char*, const char*, vf sum) { return sum; }
+#endif
+
 struct Tile {
   float *q, *k, *v, *s, *o, *m, *l;
   Bounds* bounds;
@@ -57,13 +65,22 @@ static inline void prefetch_row(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-// Products of R query rows and W / R keys; W accumulators hide the latency and fold into one vector.
-template <int R>
+// Products of R query rows and W / R keys; W accumulators hide the latency and fold into one vector. Words: rows and
+// keys are bfloat16, and `width` counts pairs of them, so that it is the same number of bytes.
+template <int R, bool WORDS>
 static inline void dot_block(const float* q, int width, const char* const* keys, float* s) {
   constexpr int K = W / R;
   vf acc[W];
   for (int i = 0; i < W; i++) acc[i] = vzero();
   for (int d = 0; d < width; d += W) {
+    if (WORDS) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int j = 0; j < K; j++)
+          acc[r * K + j] = vdot_words(reinterpret_cast<const char*>(q + r * width + d), keys[j] + d * 4, acc[r * K + j]);
+      continue;
+    }
     vf k[K];
     for (int j = 0; j < K; j++) k[j] = vload(reinterpret_cast<const float*>(keys[j]) + d);
 #pragma GCC unroll 16
@@ -118,7 +135,8 @@ struct Work {
   const Tile& t;
   int rows, r0;        // rows of this tile, the first of which is row r0 of the request
   int padded;          // rounded up to whole row blocks
-  bool keys_direct, values_direct;
+  bool keys_direct, values_direct, words;
+  int key_width;       // floats, or pairs of words, from row to row of t.q and t.k
 };
 
 // Turn the products of one row into weights, keep its running reference and denominator.
@@ -161,18 +179,24 @@ static inline void softmax_row(const Work& w, int i, int64_t t0, int n, const fl
   t.l[i] = l + vrsum(sum);
 }
 
-template <int R>
+template <int R, bool WORDS>
 static inline void dot_rows(const Work& w, const KeyRows& rows, const KeyRows& next, int n, int64_t ahead) {
   constexpr int K = W / R;
   for (int j = 0; j < n; j += K) {
     for (int i = 0; i < K && ahead; i++) prefetch_row(next.key[j + i], ahead);
     for (int r = 0; r < w.padded; r += R)
-      dot_block<R>(w.t.q + r * w.t.width, w.t.width, rows.key + j, w.t.s + r * kTileKeys + j);
+      dot_block<R, WORDS>(w.t.q + r * w.key_width, w.key_width, rows.key + j, w.t.s + r * kTileKeys + j);
   }
 }
 
 static inline void load_scales(const Work& w, const ScaleView& view, int64_t t0, int n, float* out) {
   for (int j = 0; j < kTileKeys; j++) out[j] = j < n ? scale_at(w.c, view, w.it.b, w.it.h, t0 + j) : 0.f;
+}
+
+// n bfloat16 and zeros up to `width` pairs.
+static inline void copy_words(const char* from, float* to, int n, int width) {
+  memset(to, 0, width * 4);
+  memcpy(to, from, n * 2);
 }
 
 // Widen what is not float32 in whole vectors; `rows` then points into the tile.
@@ -181,7 +205,8 @@ static inline void widen_keys(const Work& w, int n, KeyRows& rows) {
   const Tile& t = w.t;
   for (int j = 0; j < n; j++) {
     if (!w.keys_direct) {
-      widen_row(c.kv_dtype, rows.key[j], t.k + j * t.width, c.head_size, t.width);
+      if (w.words) copy_words(rows.key[j], t.k + j * t.width, c.head_size, w.key_width);
+      else widen_row(c.kv_dtype, rows.key[j], t.k + j * t.width, c.head_size, t.width);
       rows.key[j] = reinterpret_cast<const char*>(t.k + j * t.width);
     }
     if (!w.values_direct) {
@@ -223,7 +248,8 @@ static void run_tile(const Work& w) {
     if (more) find_rows(c, w.it.b, w.it.h, t0 + kTileKeys, count_at(t0 + kTileKeys), next);
     widen_keys(w, n, here);
     if (scaled) load_scales(w, c.key_scales, t0, n, key_scale), load_scales(w, c.value_scales, t0, n, value_scale);
-    dot_rows<R>(w, here, next, n, more ? c.head_size * size : 0);
+    if (kWordDot && w.words) dot_rows<R, kWordDot>(w, here, next, n, more ? c.head_size * size : 0);
+    else dot_rows<R, false>(w, here, next, n, more ? c.head_size * size : 0);
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
     if (more)
@@ -235,11 +261,14 @@ static void run_tile(const Work& w) {
 static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, int rows) {
   const int size = static_cast<int>(dtype_bytes(c.dtype)), block = rows > 2 ? kDotRows : rows;
   const int padded = static_cast<int>(round_up(rows, block));
+  const bool words = kWordDot && c.dtype == DType::kBFloat16 && c.kv_dtype == DType::kBFloat16;
+  const int key_width = words ? static_cast<int>(round_up(c.head_size, 2 * W)) / 2 : t.width;
   for (int i = 0; i < padded; i++) {
     const int row = r0 + (i < rows ? i : rows - 1), head = it.h * c.group + row % c.group;
     const int64_t token = c.query_start[it.b] + row / c.group;
-    widen_row(c.dtype, c.query + (token * c.query_token + head * c.query_head) * size, t.q + i * t.width,
-              c.head_size, t.width);
+    const char* from = c.query + (token * c.query_token + head * c.query_head) * size;
+    if (words) copy_words(from, t.q + i * key_width, c.head_size, key_width);
+    else widen_row(c.dtype, from, t.q + i * key_width, c.head_size, t.width);
     t.bounds[i] = bounds_of(c, it.b, row / c.group);
     t.m[i] = -INFINITY;
     t.l[i] = 0.f;
@@ -247,7 +276,8 @@ static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, in
   for (int i = 0; i < padded * t.width_v; i += W) vstore(t.o + i, vzero());
   for (int i = 0; i < padded * kTileKeys; i += W) vstore(t.s + i, vzero());
   const bool direct = c.kv_dtype == DType::kFloat32;
-  const Work w = {c, it, t, rows, r0, padded, direct && c.head_size % W == 0, direct && c.head_size_v % W == 0};
+  const bool keys_direct = words ? c.head_size % (2 * W) == 0 : direct && c.head_size % W == 0;
+  const Work w = {c, it, t, rows, r0, padded, keys_direct, direct && c.head_size_v % W == 0, words, key_width};
   if (block == 1) run_tile<1>(w);
   else if (block == 2) run_tile<2>(w);
   else run_tile<kDotRows>(w);
