@@ -56,6 +56,10 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("ATTN_") or name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")
+    nowhere = Path(__file__).parent / "no-such-cache"  # what was tuned here is no test's affair
+    monkeypatch.setattr(
+        "attn_cli.tuned._cache_folder", lambda settings: settings.cache_dir or nowhere
+    )
 
 
 class Attn:

@@ -106,7 +106,7 @@ def test_what_the_model_decides_is_refused_beside_it(path: str, flags: Any) -> N
 def test_every_flag_either_goes_with_a_model_or_is_the_models() -> None:
     known = {name for flags, _, _ in PASSED_ON for name in flags}
     known |= {name for flags in OF_THE_MODEL for name in flags}
-    known |= {"device", "model", "backend", "max_model_len", "from_name"}
+    known |= {"device", "model", "backend", "max_model_len", "from_name", "untuned"}
     assert {field.name for field in dataclasses.fields(RequestFlags)} <= known
 
 

@@ -57,12 +57,15 @@ class Policy:
         backend: the one that the user named; None or "auto" leaves the choice.
         source: where the user named it ("argument", "environment ATTN_BACKEND", ...).
         measured: backends by measured time on this very device, fastest first.
+        remarks: what the reader of the answer must know of this, such as where the times are from,
+            or why a table of them was left aside.
     """
 
     required: str | None = None
     backend: str | None = None
     source: str = "argument"
     measured: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Take "auto", in any case, for no name."""
@@ -244,6 +247,7 @@ class Selection:
                 f"{self.policy.backend} was named by {self.policy.source}, and is overruled: the "
                 f"model runs on {self.policy.required} only"
             )
+        notes += self.policy.remarks
         return (*notes, *(f"plugin failed: {failure}" for failure in self.failures))
 
     def one_line(self) -> str:

@@ -22,6 +22,7 @@ from attn_cli.commands.demo import demo
 from attn_cli.commands.info import info
 from attn_cli.commands.matrix import matrix
 from attn_cli.commands.select import explain, select
+from attn_cli.commands.tune import tune
 from attn_cli.commands.verify import verify
 from attn_cli.exit_codes import BROKEN_PIPE, INTERRUPTED, USAGE
 from attn_cli.failures import CliError, report_usage_error
@@ -45,6 +46,7 @@ app.command("explain")(command(explain))
 app.command("matrix")(command(matrix))
 app.command("demo")(command(demo))
 app.command("bench")(command(bench))
+app.command("tune")(command(tune))
 app.command("verify")(command(verify))
 
 

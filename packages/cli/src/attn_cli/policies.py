@@ -53,10 +53,11 @@ def resolver(
     from attn_shared.selector import DEFAULT_SELECTOR
 
     foreign = foreign_name_of(flags)
+    place = device or DEFAULT_SELECTOR.current_platform().device()
     if foreign is None:
         policy = _policy(flags, settings)
-        return lambda request: DEFAULT_SELECTOR.resolve(request, device, policy)
-    place = device or DEFAULT_SELECTOR.current_platform().device()
+        policy_for = _unchanged(policy) if flags.untuned else _measured(policy, place, settings)
+        return lambda request: DEFAULT_SELECTOR.resolve(request, place, policy_for(request))
     named = foreign
 
     def resolve(request: AttentionRequest) -> Selection:
@@ -70,6 +71,21 @@ def resolver(
 def _policy(flags: RequestFlags, settings: Settings) -> Policy:
     policy = settings.policy(flags.backend)
     return policy if flags.backend is None else replace(policy, source="option --backend")
+
+
+def _unchanged(policy: Policy) -> Callable[[AttentionRequest], Policy]:
+    return lambda request: policy
+
+
+def _measured(
+    policy: Policy, device: DeviceFacts, settings: Settings
+) -> Callable[[AttentionRequest], Policy]:
+    """Return the policy with what `attn tune` measured here, unless a backend was named."""
+    from attn_cli.tuned import measured_policy
+
+    if policy.named()[0] is not None:
+        return _unchanged(policy)
+    return measured_policy(policy, device, settings)
 
 
 def _foreign_policy(foreign: ForeignName, request: AttentionRequest, device: DeviceFacts) -> Policy:

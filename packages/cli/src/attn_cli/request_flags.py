@@ -90,6 +90,9 @@ class RequestFlags:
             "ORIGIN:NAME",
         ),
     ] = None
+    untuned: Annotated[
+        bool, _where.flag("--untuned", "Leave aside what `attn tune` measured on this device.")
+    ] = False
     phase: Annotated[
         str, _where.word("--phase", "Which part of serving: mixed, prefill or decode.", "PHASE")
     ] = "mixed"

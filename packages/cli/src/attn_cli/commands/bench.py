@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +13,13 @@ from attn_cli.completion import complete_backend
 from attn_cli.exit_codes import FAILURES_FOUND, INTERRUPTED, USAGE
 from attn_cli.failures import guarded
 from attn_cli.options import Panel
-from attn_cli.output import OutputFlags, console, emit, warn
+from attn_cli.output import OutputFlags, emit, warn
+from attn_cli.progress import progress_bar
 from attn_cli.schema import SCHEMA_VERSION
 from attn_shared.errors import InvalidInputError, VendorMissingError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 __all__ = ["BenchFlags", "bench"]
 
@@ -177,7 +175,7 @@ def _bench(flags: BenchFlags, output: OutputFlags) -> int:
     plots = [_checked_plot(path) for path in flags.plot or ()]
     path = None if output.output is None else Path(output.output)
     earlier = _earlier(path) if flags.resume else None
-    with _progress(output) as progress:
+    with progress_bar(output) as progress:
         outcome = runner.run(plan, output=path, resume_from=earlier, progress=progress)
     _show(outcome.results, output)
     _draw(outcome.results, plots, output)
@@ -266,51 +264,6 @@ def _earlier(path: Path | None) -> Any:
     if path is None:
         raise InvalidInputError.for_argument("--resume", "without a file", "with --output FILE")
     return read_results(path) if path.exists() else None
-
-
-class _Progress:
-    """Shows how far a run is: a bar where stderr is a terminal, and problems in any case."""
-
-    def __init__(self, bar: Bar | None, output: OutputFlags) -> None:
-        self._bar = bar
-        self._output = output
-        self._task: TaskID | None = None
-        self._done = 0
-
-    def begin(self, total: int) -> None:
-        """Start the bar."""
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=total)
-
-    def group(self, index: int, name: str) -> None:
-        """Say what is measured now."""
-        self._done = index
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=index, description=name)
-
-    def round(self, done: int, total: int) -> None:
-        """Move on by a part of the group."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done + done / total)
-
-    def problem(self, words: str) -> None:
-        """Print a line above the bar."""
-        if self._bar is not None:
-            self._bar.console.print(words, soft_wrap=True)
-        else:
-            warn([words], self._output)
-
-
-@contextmanager
-def _progress(output: OutputFlags) -> Iterator[_Progress]:
-    if output.quiet or not sys.stderr.isatty():
-        yield _Progress(None, output)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        yield _Progress(bar, output)
 
 
 def _show(results: Any, output: OutputFlags) -> None:
