@@ -14,6 +14,7 @@ from attn_shared._layer_inputs import (
     check_options,
     check_places,
     device_of,
+    group_sizes,
     per_head,
     policy_of,
 )
@@ -24,6 +25,7 @@ from attn_shared.errors import (
     UnknownNameError,
 )
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionType
 from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
@@ -210,3 +212,16 @@ class TestCalls:
     def test_a_query_is_a_tensor(self) -> None:
         with pytest.raises(InvalidInputError, match="query is a list"):
             check_lengths([1], [[0.0]])
+
+
+def test_sizes_of_groups_are_those_of_the_groups() -> None:
+    place, sizes = group_sizes(None, {"window": (3, 0)})
+    assert place == ContextParallel()
+    assert sizes == {"dcp_size": 1, "pcp_size": 1}
+    assert group_sizes(place, {"dcp_size": 1})[0] is place
+    with pytest.raises(
+        InvalidRequestError, match="dcp_size=2 is not allowed; allowed: 1, the size"
+    ):
+        group_sizes(None, {"dcp_size": 2})
+    with pytest.raises(InvalidRequestError, match=r"context_parallel='x' .* a ContextParallel"):
+        group_sizes("x", {})
