@@ -3,7 +3,7 @@
 python ci/compile_triton.py              compile all variants; write docs/triton-compilation.*
 python ci/compile_triton.py --check      compile the main ones; fail where a limit is passed or
                                          the table no longer names what is compiled
-python ci/compile_triton.py --arch sm_90 --verbose    look at one architecture, write nothing
+python ci/compile_triton.py --arch sm_90 --verbose    one architecture; the table keeps the others
 
 Needs attn-triton and Triton, as the session `triton` has them. Registers differ from one release of
 the compiler to the next, so that `--check` compares with the limits, not with the table's numbers.
@@ -95,8 +95,10 @@ class Compiled:
 # Compiling
 
 
-def compile_all(archs: Iterable[str], *, main_only: bool, verbose: bool = False) -> list[Compiled]:
-    """Compile the variants of these architectures, as many at once as there are cores."""
+def compile_all(
+    archs: Iterable[str], *, main_only: bool, jobs: int | None = None, verbose: bool = False
+) -> list[Compiled]:
+    """Compile the variants of these architectures, `jobs` at once or as many as there are cores."""
     from attn_triton.variants import all_variants
 
     tasks = [
@@ -109,7 +111,7 @@ def compile_all(archs: Iterable[str], *, main_only: bool, verbose: bool = False)
     with (
         tempfile.TemporaryDirectory() as cache,
         ProcessPoolExecutor(
-            os.cpu_count(), get_context("spawn"), initializer=use_cache, initargs=(cache,)
+            jobs or os.cpu_count(), get_context("spawn"), initializer=use_cache, initargs=(cache,)
         ) as pool,
     ):
         for result, seconds in pool.map(compile_one, *zip(*tasks, strict=True)):
@@ -262,26 +264,39 @@ def cell(item: Compiled) -> str:
     return f"{item.registers} {shared}{spilled}"
 
 
+def write(found: list[Compiled], triton: str) -> None:
+    """Write the record and its page; architectures that were not compiled now keep their lines."""
+    kept = []
+    if RECORD.is_file():
+        recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+        now = {item.arch for item in found}
+        kept = [Compiled(**item) for item in recorded["compiled"] if item["arch"] not in now]
+    places = {arch: index for index, arch in enumerate(LIMITS)}
+    lines = sorted([*found, *kept], key=lambda item: places[item.arch])
+    recorded = {"triton": triton, "compiled": [asdict(item) for item in lines]}
+    RECORD.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(recorded), encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compile, and write or check; 1 if something passes a limit or is not current."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true", help="the main variants; write nothing")
-    parser.add_argument("--arch", action="append", choices=LIMITS, help="write nothing")
+    parser.add_argument("--arch", action="append", choices=LIMITS, help="these alone")
+    parser.add_argument("--jobs", type=int, help="how many at once (the number of cores)")
     parser.add_argument("--verbose", action="store_true", help="print each kernel as it comes")
     options = parser.parse_args(arguments)
     import triton
 
     archs = options.arch or list(LIMITS)
     started = time.perf_counter()
-    found = compile_all(archs, main_only=options.check, verbose=options.verbose)
+    found = compile_all(archs, main_only=options.check, jobs=options.jobs, verbose=options.verbose)
     wrong = list(problems(found))
-    if options.check and not options.arch:
+    if not options.check:
+        write(found, triton.__version__)
+    elif not options.arch:
         recorded = json.loads(RECORD.read_text(encoding="utf-8"))
         wrong += stale(found, recorded, PAGE.read_text(encoding="utf-8"))
-    elif not options.arch:
-        recorded = {"triton": triton.__version__, "compiled": [asdict(item) for item in found]}
-        RECORD.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page(recorded), encoding="utf-8")
     print("\n".join(wrong) or "no kernel passes a limit")
     seconds = time.perf_counter() - started
     print(f"{len(found)} kernels with Triton {triton.__version__} in {seconds:.0f} s")

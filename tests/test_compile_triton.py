@@ -95,6 +95,19 @@ def test_the_page_shows_the_record_and_names_every_architecture(script: ModuleTy
     assert {item["arch"] for item in recorded["compiled"]} == set(ARCHITECTURES)
 
 
+def test_writing_some_architectures_keeps_the_others(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(script, "PAGE", tmp_path / "page.md")
+    script.write([compiled(script), compiled(script, arch="gfx942")], "3.7.1")
+    script.write([compiled(script, variant="new")], "3.7.1")
+    recorded = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    found = [(item["arch"], item["variant"]) for item in recorded["compiled"]]
+    assert found == [("sm_90", "new"), ("gfx942", "decode")]
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == script.page(recorded)
+
+
 def test_a_cell(script: ModuleType) -> None:
     assert script.cell(compiled(script)) == "40 0"
     assert script.cell(compiled(script, shared_bytes=73728)) == "40 72K"
