@@ -38,6 +38,7 @@ class Case:
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     k_scale: float = 1.0
     has_exact_lengths: bool = True
+    host_lengths_exceed_by: int = 0
     checked: bool = False
     reads_cache_only: bool = False
     options: dict[str, Any] = field(default_factory=dict)
@@ -122,6 +123,7 @@ def _splits() -> Iterator[tuple[str, Case]]:
     place = {"dcp": 1, "pcp": 2}
     everything: dict[str, Any] = {"window": 20, "sinks": True, "alibi": True, "kv_heads": 2}
     yield "split with features", replace(RAGGED, **place, **everything)
+    yield "split checked", replace(RAGGED, **place, checked=True)
     yield "split chunks", replace(RAGGED, **place, options={"chunk_size": 8})
     yield "split fp8", replace(RAGGED, **place, options={"kv_cache_dtype": "fp8"}, k_scale=0.5)
     plain: dict[str, Any] = {"options": {"non_causal": True}, "causal": False}
@@ -161,6 +163,14 @@ def cases() -> dict[str, Case]:
         found[f"{name} ragged"] = replace(RAGGED, interleave=4, **wide)
         found[f"{name} prefill"] = replace(PREFILL, **wide)
         found[f"{name} speculative"] = replace(SPECULATIVE, dcp=4, combine="a2a", **wide)
+    for window in (None, 7):
+        found[f"bounded lengths, window {window}"] = replace(
+            RAGGED,
+            backend="SHARDED_REFERENCE",
+            host_lengths_exceed_by=3,
+            window=window,
+            checked=True,
+        )
     for window in (None, 7, 40):
         found[f"unknown lengths, window {window}"] = replace(
             RAGGED,

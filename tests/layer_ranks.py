@@ -171,6 +171,9 @@ def _batch(case: Case, made: Problem, place: ContextParallel) -> CommonAttention
         place=place,
         **options,
     )
+    if case.host_lengths_exceed_by:
+        bound = common.seq_lens + case.host_lengths_exceed_by
+        return common.with_fields(seq_lens_cpu=bound, seq_lens_cpu_is_exact=False)
     if case.has_exact_lengths:
         return common
     return common.with_fields(seq_lens_cpu=None, dcp_local_seq_lens_cpu=None)

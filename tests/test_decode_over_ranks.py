@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "decode_over_ranks.py"
-SMALL = "--context 100 --batch 2 --steps 2 --heads 4 --kv-heads 2 --head-size 16".split()
+SMALL = ["--context=100", "--batch=2", "--steps=2", "--heads=4", "--kv-heads=2", "--head-size=16"]
 
 
 @pytest.fixture(scope="module")
