@@ -50,6 +50,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def _mended_interpreter() -> None:
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
         return
+    mend_interpreter()
+
+
+def mend_interpreter() -> None:
+    """Make Triton's interpreter compute in this process as GPUs do."""
     import numpy as np
     from triton.runtime import interpreter
 

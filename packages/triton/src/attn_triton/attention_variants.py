@@ -118,12 +118,15 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     """Yield how parts are merged, on every architecture alike."""
     del arch
     for size, padded in ((128, 128), (96, 128), (512, 512)):
-        constants = {"HQ": 32, "HK": 8, "DV": size, "DVP": padded, "PARTS": 32}
+        constants = {
+            **{"HQ": 32, "HK": 8, "DV": size, "DVP": padded, "PARTS": 32},
+            **{"O_TOKEN": 32 * size, "O_HEAD": size},
+        }
         yield KernelVariant(
             name=f"combine-bf16-d{size}",
             kernel=kernel,
-            signature=_signature(kernel, _Layer(name=""), absent=("lse_ptr", "sinks_ptr")),
-            constants=constants | {"O_TOKEN": 32 * size, "O_HEAD": size},
+            signature=_signature(kernel, constants, _Layer(name="combine")),
+            constants=constants,
             is_main=size == 128,
         )
 
@@ -151,7 +154,7 @@ def plan_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
         yield KernelVariant(
             name=f"plan-{name}",
             kernel=kernel,
-            signature=_signature(kernel, _Layer(name=""), absent=()),
+            signature=_signature(kernel, constants, _Layer(name="plan")),
             constants=constants,
             is_main=name == "plain",
         )
@@ -160,11 +163,12 @@ def plan_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
 def _decode(kernel: Any, arch: str, layer: _Layer) -> KernelVariant:
     tile = decode_tiles(parse_arch(arch), layer.widths, layer.rows)[layer.is_full]
     absent = () if layer.has_parts else ("part_ptr", "stat_ptr")
+    constants = _constants(layer, tile) | {"BLOCKS": -(-layer.rows // tile.rows)}
     return KernelVariant(
         name=f"decode-{layer.name}",
         kernel=kernel,
-        signature=_signature(kernel, layer, absent),
-        constants=_constants(layer, tile) | {"BLOCKS": -(-layer.rows // tile.rows)},
+        signature=_signature(kernel, constants, layer, absent),
+        constants=constants,
         num_warps=tile.num_warps,
         is_main=layer.is_main,
     )
@@ -175,11 +179,12 @@ def _prefill(kernel: Any, arch: str, layer: _Layer) -> KernelVariant:
     options = {}
     if tile.max_registers is not None and not layer.has_all:
         options["maxnreg"] = tile.max_registers
+    constants = _constants(layer, tile)
     return KernelVariant(
         name=f"prefill-{layer.name}",
         kernel=kernel,
-        signature=_signature(kernel, layer, ()),
-        constants=_constants(layer, tile),
+        signature=_signature(kernel, constants, layer),
+        constants=constants,
         num_warps=tile.num_warps,
         is_main=layer.is_main,
         options=options,
@@ -217,8 +222,10 @@ def _constants(layer: _Layer, tile: Tile) -> dict[str, object]:
     }
 
 
-def _signature(kernel: Any, layer: _Layer, absent: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the types of a kernel's run-time parameters."""
+def _signature(
+    kernel: Any, constants: Mapping[str, object], layer: _Layer, absent: tuple[str, ...] = ()
+) -> Mapping[str, str]:
+    """Return the types of a kernel's run-time parameters: all that are no constants."""
     if not layer.has_all:
         scales = ("k_scale_ptr", "v_scale_ptr") if layer.stored.startswith("fp8") else ()
         absent = (*absent, *(name for name in _OPTIONAL if name not in scales))
@@ -230,5 +237,5 @@ def _signature(kernel: Any, layer: _Layer, absent: tuple[str, ...]) -> Mapping[s
         "causal_ptr": "*u8",
         **dict.fromkeys(absent, "constexpr"),
     }
-    names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+    names = [name for name in kernel.arg_names if name not in constants]
     return {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
