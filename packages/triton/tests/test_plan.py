@@ -24,6 +24,7 @@ def planned(
     **constants: Any,
 ) -> tuple[list[list[int]], list[int], list[int]]:
     """Return the items, the first item of each request, and the first block of each."""
+
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(device=device, dtype=torch.int32)
     lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     count = len(query_lens)

@@ -119,8 +119,13 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     del arch
     for size, padded in ((128, 128), (96, 128), (512, 512)):
         constants = {
-            **{"HQ": 32, "HK": 8, "DV": size, "DVP": padded, "PARTS": 32},
-            **{"O_TOKEN": 32 * size, "O_HEAD": size},
+            "HQ": 32,
+            "HK": 8,
+            "DV": size,
+            "DVP": padded,
+            "PARTS": 32,
+            "O_TOKEN": 32 * size,
+            "O_HEAD": size,
         }
         yield KernelVariant(
             name=f"combine-bf16-d{size}",
