@@ -385,9 +385,3 @@ def _orders() -> Iterator[Rule]:
         reason="v0.25.1 offers it there by name, for multimodal ranges and for float32.",
         evidence=f"{FACTS}: the decision tree of its XPU platform",
     )
-    yield _rule(
-        "CPU_ATTN is taken by name only until it is measured",
-        lambda d: d.subject == "order" and (d.here, d.there) == ("TORCH_SDPA", "CPU_ATTN"),
-        reason="A rank needs a measurement; v0.25.1 has no other backend for CPUs.",
-        evidence="attn_cpu.priorities",
-    )
