@@ -66,7 +66,7 @@ KNOWN_BACKENDS = MappingProxyType(
         "FLASH_ATTN": KnownBackend("mha", (_N,), "FlashAttention 2, 3 and 4", True),
         "FLASH_ATTN_DIFFKV": KnownBackend("mha", (_N,), "FlashAttention, D and Dv differ", True),
         "TRITON_ATTN": KnownBackend("mha", (_N, _A, _I), "Triton", True),
-        "TRITON_ATTN_DIFFKV": KnownBackend("mha", (_N, _A), "Triton, D and Dv differ", True),
+        "TRITON_ATTN_DIFFKV": KnownBackend("mha", (_N, _A), "Triton; here TRITON_ATTN serves it"),
         "ROCM_ATTN": KnownBackend("mha", (_A,), "HIP paged attention and Triton", True),
         "ROCM_AITER_FA": KnownBackend("mha", (_A,), "AITER", True),
         "ROCM_AITER_UNIFIED_ATTN": KnownBackend("mha", (_A,), "AITER's Triton kernels", True),
