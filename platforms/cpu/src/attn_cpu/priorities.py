@@ -10,8 +10,9 @@ __all__ = ["PRIORITIES"]
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
         name="CPU_ATTN",
-        priority=None,
-        provenance="by name only until it is measured",
+        priority=PriorityBand.PERFORMANT,
+        provenance="measured on 2 cores with AVX-512 and AMX: reads each key once for all heads "
+        "that share it, from the blocks themselves, where the torch backends gather first",
     ),
     Rank(
         name="TORCH_SDPA",
