@@ -95,6 +95,15 @@ static inline void dot_block(const float* q, int width, const char* const* keys,
   for (int r = 0; r < R; r++) memcpy(s + r * kTileKeys, sums + r * K, K * sizeof(float));
 }
 
+// One product in double precision. A cap flattens all logits but those near 0, where products cancel: there the error
+// of a float32 sum would be most of the logit.
+static inline float dot_exact(const float* q, const float* k, int width) {
+  double acc[8] = {0};
+  for (int d = 0; d + 8 <= width; d += 8)
+    for (int i = 0; i < 8; i++) acc[i] += static_cast<double>(q[d + i]) * k[d + i];
+  return static_cast<float>(((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7])));
+}
+
 // o[R][N vectors] += p[R][n] . values
 template <int R, int N>
 static inline void weigh_block(const float* p, const char* const* values, int d, int n, float* o, int width) {
@@ -135,7 +144,7 @@ struct Work {
   const Tile& t;
   int rows, r0;        // rows of this tile, the first of which is row r0 of the request
   int padded;          // rounded up to whole row blocks
-  bool keys_direct, values_direct, words;
+  bool keys_direct, values_direct, words, exact;
   int key_width;       // floats, or pairs of words, from row to row of t.q and t.k
 };
 
@@ -177,6 +186,13 @@ static inline void softmax_row(const Work& w, int i, int64_t t0, int n, const fl
     vstore(s + v * W, p);
   }
   t.l[i] = l + vrsum(sum);
+}
+
+static inline void dot_rows_exact(const Work& w, const KeyRows& rows, int n) {
+  for (int j = 0; j < n; j++)
+    for (int r = 0; r < w.rows; r++)
+      w.t.s[r * kTileKeys + j] =
+          dot_exact(w.t.q + r * w.key_width, reinterpret_cast<const float*>(rows.key[j]), w.key_width);
 }
 
 template <int R, bool WORDS>
@@ -248,7 +264,8 @@ static void run_tile(const Work& w) {
     if (more) find_rows(c, w.it.b, w.it.h, t0 + kTileKeys, count_at(t0 + kTileKeys), next);
     widen_keys(w, n, here);
     if (scaled) load_scales(w, c.key_scales, t0, n, key_scale), load_scales(w, c.value_scales, t0, n, value_scale);
-    if (kWordDot && w.words) dot_rows<R, kWordDot>(w, here, next, n, more ? c.head_size * size : 0);
+    if (w.exact) dot_rows_exact(w, here, n);
+    else if (kWordDot && w.words) dot_rows<R, kWordDot>(w, here, next, n, more ? c.head_size * size : 0);
     else dot_rows<R, false>(w, here, next, n, more ? c.head_size * size : 0);
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
@@ -277,7 +294,8 @@ static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, in
   for (int i = 0; i < padded * kTileKeys; i += W) vstore(t.s + i, vzero());
   const bool direct = c.kv_dtype == DType::kFloat32;
   const bool keys_direct = words ? c.head_size % (2 * W) == 0 : direct && c.head_size % W == 0;
-  const Work w = {c, it, t, rows, r0, padded, keys_direct, direct && c.head_size_v % W == 0, words, key_width};
+  const Work w = {c, it, t, rows, r0, padded, keys_direct, direct && c.head_size_v % W == 0, words,
+                  c.dtype == DType::kFloat32 && c.softcap != 0.f, key_width};
   if (block == 1) run_tile<1>(w);
   else if (block == 2) run_tile<2>(w);
   else run_tile<kDotRows>(w);
