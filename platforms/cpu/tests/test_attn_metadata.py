@@ -66,22 +66,24 @@ def test_the_workspace_does_not_grow_with_the_context() -> None:
     sizes = set()
     for length in (40, 200, 512):
         plans = builder().build(0, common((length, length))).plans.values()
-        sizes.add(next(iter(plans)).workspace_bytes)
+        sizes.add(len(next(iter(plans)).workspace))
     table = torch.zeros(2, 8192, dtype=torch.int32)
     for length in (32 * 1024, 128 * 1024):
         batch = CommonAttentionMetadata.from_lengths(
             query_lens=[1, 1], seq_lens=[length, length], block_table=table
         )
         plans = builder().build(0, batch).plans.values()
-        sizes.add(next(iter(plans)).workspace_bytes)
+        sizes.add(len(next(iter(plans)).workspace))
     assert max(sizes) <= 2**20
 
 
 def test_the_workspace_given_is_used_and_grown_at_once() -> None:
     own = Workspace(CPU)
     metadata = builder(workspace=own).build(0, common())
-    assert metadata.workspace is own
-    assert own.num_bytes >= max(plan.workspace_bytes for plan in metadata.plans.values())
+    buffer = own.get(own.num_bytes)
+    for plan in metadata.plans.values():
+        assert plan.workspace.data_ptr() == buffer.data_ptr()
+        assert 0 < len(plan.workspace) <= own.num_bytes
 
 
 def test_threads_are_torchs() -> None:

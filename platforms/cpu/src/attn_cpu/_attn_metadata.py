@@ -34,12 +34,11 @@ class Sight(NamedTuple):
 class Plan(NamedTuple):
     """A partition of the batch for the threads.
 
-    `pieces` is int32 (n,), the library's own form; `workspace_bytes` is what a call with it needs
-    for partial results.
+    `pieces` is int32 (n,), the library's own form; `workspace` is uint8 (m,), for partial results.
     """
 
     pieces: Tensor
-    workspace_bytes: int
+    workspace: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,13 +48,11 @@ class CpuAttnMetadata:
     Attributes:
         batch: lengths and rules of each request.
         plans: the partition for each sight among the layers.
-        workspace: where partial results go.
         is_checked: the kernels look at table entries and slots, too.
     """
 
     batch: HostBatch
     plans: Mapping[Sight, Plan]
-    workspace: Workspace
     is_checked: bool
 
     @property
@@ -142,14 +139,7 @@ class CpuAttnMetadataBuilder(AttentionMetadataBuilder[CpuAttnMetadata]):
             require_batch_served(NAME, CAPABILITY, layer, common, common_prefix_len)
         batch = HostBatch.of(common, self._layer.attn_type, self._block_size)
         plans = {sight: self._plan(batch, sight) for sight in self._distinct}
-        # Grown now, so that no call of the step has to wait for memory.
-        self._workspace.get(max((plan.workspace_bytes for plan in plans.values()), default=0))
-        return CpuAttnMetadata(
-            batch=batch,
-            plans=plans,
-            workspace=self._workspace,
-            is_checked=self.config.checked,
-        )
+        return CpuAttnMetadata(batch=batch, plans=plans, is_checked=self.config.checked)
 
     def _plan(self, batch: HostBatch, sight: Sight) -> Plan:
         layer, (left, right) = self._layer, sight.window
@@ -170,7 +160,8 @@ class CpuAttnMetadataBuilder(AttentionMetadataBuilder[CpuAttnMetadata]):
             torch.get_num_threads(),
             self._is_invariant,
         )
-        return Plan(pieces=pieces, workspace_bytes=ops.workspace_bytes(pieces))
+        # Taken here and not in the call: it stays valid when the workspace grows for someone else.
+        return Plan(pieces=pieces, workspace=self._workspace.get(ops.workspace_bytes(pieces)))
 
     def update_block_table(
         self, metadata: CpuAttnMetadata, block_table: Tensor, slot_mapping: Tensor

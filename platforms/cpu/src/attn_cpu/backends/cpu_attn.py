@@ -8,6 +8,8 @@ runs on: AMX, AVX-512, AVX2, or what any processor understands.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from operator import is_
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from attn_cpu._attn_metadata import (
     sight_of,
 )
 from attn_cpu._scales import ScaleTensors
+from attn_cpu._views import splitter
 from attn_cpu.isa import BEST, IsaLevel, forced_level
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
@@ -119,8 +122,16 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._sight = sight_of(spec)
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._scales = ScaleTensors()
-        cache = spec.kv_cache_spec
-        if cache is not None and getattr(cache, "dtype", None) is torch.float8_e4m3fnuz:
+        self._query_tail = (spec.num_heads, spec.head_size)
+        self._output_tail = (spec.num_heads, spec.head_size_v)
+        self._options = (spec.scale, spec.softcap, *spec.window, spec.chunk_size)
+        self._seen_layer: tuple[object, ...] = ()
+        own = spec.kv_cache_spec
+        self._split = splitter(own) if isinstance(own, AttentionSpec) else None
+        self._takes_scales = (
+            isinstance(own, AttentionSpec) and own.is_quantized and not own.has_inline_scales
+        )
+        if isinstance(own, AttentionSpec) and own.dtype is torch.float8_e4m3fnuz:
             raise UnsupportedOptionError(
                 f"{NAME} does not serve a cache of float8_e4m3fnuz; allowed: float8_e4m3fn.",
                 hint="allocate the cache with fp8_e4m3_dtype=torch.float8_e4m3fn.",
@@ -145,11 +156,12 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
         plan = self._plan(metadata)
-        self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, _HOST)
-        self._checker.check_layer(layer, query.device)
+        if lse is not None or not self._is_plain(query, output, metadata.batch.num_tokens):
+            self._checker.check_tensors(query, output, lse, metadata.batch.num_tokens, _HOST)
+        self._check_layer(layer)
         keys = self._keys(layer, key, value, kv_cache, metadata)
         if output is None:
-            output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
+            output = query.new_empty((query.shape[0], *self._output_tail))
         self._attend(layer, query, output, lse, keys, metadata, plan)
         return output
 
@@ -170,6 +182,28 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             )
         return plan
 
+    def _is_plain(self, query: Tensor, output: Tensor | None, num_tokens: int) -> bool:
+        """Whether query and output are right; what is not, or may not be, is checked in full."""
+        dtype, shape = self.spec.dtype, query.shape
+        return (
+            shape[1:] == self._query_tail
+            and shape[0] >= num_tokens
+            and query.dtype is dtype
+            and query.is_cpu
+            and output is not None
+            and output.dtype is dtype
+            and output.is_cpu
+            and output.shape == (shape[0], *self._output_tail)
+        )
+
+    def _check_layer(self, layer: AttentionLayer) -> None:
+        """Check the layer's options where they are not the ones that were found right before."""
+        given = (layer.sinks, layer.alibi_slopes, layer.k_scale, layer.v_scale)
+        if len(self._seen_layer) == len(given) and all(map(is_, given, self._seen_layer)):
+            return
+        self._checker.check_layer(layer, _HOST)
+        self._seen_layer = given
+
     def _keys(
         self,
         layer: AttentionLayer,
@@ -182,19 +216,19 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         if self._is_cache_free:
             num_keys = metadata.batch.num_keys
             return _Keys(*self._checker.check_keys(key, value, kv_cache, _HOST, num_keys))
-        cache, spec = self._checker.check_cache(kv_cache, _HOST)
-        self._checker.check_written_keys(key, value, _HOST)
-        return self._views(layer, cache, spec)
+        if key is not None or value is not None:
+            self._checker.check_written_keys(key, value, _HOST)
+        return self._views(layer, kv_cache)
 
-    def _views(self, layer: AttentionLayer, kv_cache: Tensor, spec: AttentionSpec) -> _Keys:
-        views = spec.split(kv_cache)
-        if not spec.is_quantized or spec.has_inline_scales:
-            return _Keys(
-                views.key, views.value, key_scales=views.key_scale, value_scales=views.value_scale
-            )
-        return _Keys(
-            views.key, views.value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale)
-        )
+    def _views(self, layer: AttentionLayer, kv_cache: Tensor | None) -> _Keys:
+        """Return keys and values of the cache, after checking it."""
+        if kv_cache is None or self._split is None or not kv_cache.is_cpu:
+            kv_cache, spec = self._checker.check_cache(kv_cache, _HOST)  # says what is wrong
+            raise UnsupportedOptionError(f"{NAME} does not read a cache of {spec}.")
+        key, value, key_scales, value_scales = self._split(kv_cache)
+        if not self._takes_scales:
+            return _Keys(key, value, None, None, key_scales, value_scales)
+        return _Keys(key, value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale))
 
     def _attend(
         self,
@@ -206,9 +240,9 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         metadata: CpuAttnMetadata,
         plan: Plan,
     ) -> None:
-        spec, batch, sight = self.spec, metadata.batch, self._sight
+        batch = metadata.batch
         _call(
-            torch.ops.attn_cpu.attention,
+            _op("attention"),
             query,
             output,
             lse,
@@ -219,11 +253,8 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             batch.key_lens,
             batch.key_start_loc,
             plan.pieces,
-            metadata.workspace.get(plan.workspace_bytes),
-            spec.scale,
-            spec.softcap,
-            *sight.window,
-            sight.chunk_size,
+            plan.workspace,
+            *self._options,
             batch.is_causal,
             batch.causal_per_request,
             layer.sinks,
@@ -252,14 +283,13 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
                 the cache.
             UnsupportedOptionError: the layer has no paged cache.
         """
-        spec = self.spec.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
+        if self._split is None:
             raise UnsupportedOptionError("this layer has no paged cache to write.")
         self._checker.check_written_keys(key, value, _HOST)
-        self._checker.check_layer(layer, _HOST)
-        keys = self._views(layer, self._checker.check_cache(kv_cache, _HOST)[0], spec)
+        self._check_layer(layer)
+        keys = self._views(layer, kv_cache)
         _call(
-            torch.ops.attn_cpu.write_kv,
+            _op("write_kv"),
             key,
             value,
             keys.key,
@@ -271,6 +301,13 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             keys.value_scales,
             True,
         )
+
+
+@cache
+def _op(name: str) -> Callable[..., None]:
+    """Return an op's one overload, which is called without a look at its arguments' types."""
+    overload: Callable[..., None] = getattr(torch.ops.attn_cpu, name).default
+    return overload
 
 
 def _call(op: Callable[..., None], *arguments: object) -> None:
