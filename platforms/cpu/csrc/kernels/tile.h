@@ -104,9 +104,16 @@ static inline float dot_exact(const float* q, const float* k, int width) {
   return static_cast<float>(((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7])));
 }
 
+// Values to come: `bytes` of each row per vector of columns are prefetched while rows of now are added.
+struct Ahead {
+  const char* const* rows;
+  int bytes;  // 0: nothing to come
+};
+
 // o[R][N vectors] += p[R][n] . values
 template <int R, int N>
-static inline void weigh_block(const float* p, const char* const* values, int d, int n, float* o, int width) {
+static inline void weigh_block(const float* p, const char* const* values, int d, int n, float* o, int width,
+                               const Ahead& ahead) {
   vf acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -114,6 +121,7 @@ static inline void weigh_block(const float* p, const char* const* values, int d,
     for (int i = 0; i < N; i++) acc[r][i] = vload(o + r * width + d + i * W);
   for (int j = 0; j < n; j++) {
     const float* v = reinterpret_cast<const float*>(values[j]) + d;
+    if (ahead.bytes) prefetch_row(ahead.rows[j] + d / W * ahead.bytes, N * ahead.bytes);
     vf x[N];
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) x[i] = vload(v + i * W);
@@ -130,11 +138,12 @@ static inline void weigh_block(const float* p, const char* const* values, int d,
     for (int i = 0; i < N; i++) vstore(o + r * width + d + i * W, acc[r][i]);
 }
 template <int R>
-static inline void weigh_rows(const float* p, const char* const* values, int n, float* o, int width) {
+static inline void weigh_rows(const float* p, const char* const* values, int n, float* o, int width,
+                              const Ahead& ahead) {
   int d = 0;
   for (; d + kValueVecs * W <= width; d += kValueVecs * W)
-    weigh_block<R, kValueVecs>(p, values, d, n, o, width);
-  for (; d < width; d += W) weigh_block<R, 1>(p, values, d, n, o, width);
+    weigh_block<R, kValueVecs>(p, values, d, n, o, width, ahead);
+  for (; d < width; d += W) weigh_block<R, 1>(p, values, d, n, o, width, ahead);
 }
 
 // The heads of a row block of a decode: what stays the same over its keys.
@@ -234,12 +243,14 @@ static inline void widen_keys(const Work& w, int n, KeyRows& rows) {
 }
 
 template <int R>
-static inline void weigh_keys(const Work& w, const KeyRows& rows, int64_t t0, int n) {
+static inline void weigh_keys(const Work& w, const KeyRows& rows, int64_t t0, int n, Ahead ahead) {
   const Tile& t = w.t;
   for (int r = 0; r < w.padded; r += R) {
     bool any = false;
     for (int i = r; i < r + R && i < w.rows; i++) any |= !sees_none(t.bounds[i], t0, t0 + n);
-    if (any) weigh_rows<R>(t.s + r * kTileKeys, rows.value, n, t.o + r * t.width_v, t.width_v);
+    if (!any) continue;
+    weigh_rows<R>(t.s + r * kTileKeys, rows.value, n, t.o + r * t.width_v, t.width_v, ahead);
+    ahead.bytes = 0;  // once is enough
   }
 }
 
@@ -269,9 +280,7 @@ static void run_tile(const Work& w) {
     else dot_rows<R, false>(w, here, next, n, more ? c.head_size * size : 0);
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
-    if (more)
-      for (int j = 0; j < kTileKeys; j++) prefetch_row(next.value[j], c.head_size_v * size);
-    weigh_keys<R>(w, here, t0, n);
+    weigh_keys<R>(w, here, t0, n, Ahead{next.value, more ? static_cast<int>(W * size) : 0});
   }
 }
 
