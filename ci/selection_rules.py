@@ -96,10 +96,18 @@ def _requests() -> Iterator[Rule]:
 def _flash_attn() -> Iterator[Rule]:
     names = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
     yield _rule(
-        "FlashAttention has no kernels for heads of 512",
-        _refuses(names, "head_size", "here", lambda d: d.config["head_size"] > 256),
-        reason="The recorded class admits them where FlashAttention 4 can be imported, and the "
-        "layer then resolves to 2, which refuses them.",
+        "FlashAttention has no kernels for heads of 512, nor on Blackwell for 192 with sinks",
+        lambda d: (
+            d.subject in names
+            and d.side == "here"
+            and (
+                (d.code == "head_size" and d.config["head_size"] > 256)
+                or (d.code == "head_size_v" and _is_192_with_sinks(d))
+            )
+        ),
+        reason="The recorded class admits them where FlashAttention 4 can be imported; the layer "
+        "then resolves to 2, which has no such heads and no sinks. Version 4 takes heads of 192 "
+        "there with values of 128 alone.",
         evidence="vllm#42569, vllm#53111; kernels of flash-attn, flash-attn-3 and flash-attn-4",
     )
     yield _rule(
@@ -126,9 +134,11 @@ def _flash_attn() -> Iterator[Rule]:
             and (
                 (d.code == "kv_cache_dtype" and d.config["dtype"] == "float16")
                 or (d.code == "head_size" and d.config["head_size"] % 16 != 0)
+                or (d.code == "num_heads" and d.config["has_sink"] and d.config["num_heads"] > 64)
             )
         ),
-        reason="A float16 layer would get an output of another dtype than its own.",
+        reason="A float16 layer would get an output of another dtype than its own; the one build "
+        "with sinks beside an fp8 cache has them for up to 64 heads.",
         evidence="the kernel's constraint, in the checks of its own call",
     )
     yield _rule(
@@ -160,11 +170,24 @@ def _flash_attn() -> Iterator[Rule]:
         lambda d: (
             d.subject in names
             and d.config.get("flash_attn_version") is not None
-            and (d.code, d.side) in (("flash_attn_version", "here"), ("sink", "there"))
+            and (d.code, d.side) in _OF_A_NAMED_ONE
         ),
-        reason="A generation that was named is taken or refused, never replaced by another.",
+        reason="A generation that was named is taken or refused under its own code, never replaced "
+        "by another; what else it lacks is part of that reason.",
         evidence="vllm#13766, vllm#15231",
     )
+
+
+def _is_192_with_sinks(d: Difference) -> bool:
+    return _major(d) in (10, 11) and d.config["head_size"] == 192 and bool(d.config["has_sink"])
+
+
+_OF_A_NAMED_ONE = (
+    ("flash_attn_version", "here"),
+    ("sink", "there"),
+    ("kv_cache_dtype", "there"),
+    ("per_head_quant_scales", "there"),
+)
 
 
 # TRITON_ATTN
@@ -192,7 +215,7 @@ def _triton() -> Iterator[Rule]:
     )
     yield _rule(
         "TRITON_ATTN's tiles must fit the shared memory of the device",
-        _refuses(names, "shared_memory", "here", lambda d: _head_bytes(d) >= 1024),
+        _refuses(names, "shared_memory", "here", lambda d: _head_bytes(d) >= 768),
         reason="Its smallest tiles of such heads need more than one program can have, and the "
         "launch would fail.",
         evidence="bytes of the kernel's tiles beside the architecture's limit; gfx1201 has 65,536",
@@ -337,7 +360,7 @@ def _named() -> Iterator[Rule]:
         "a named FlashAttention is served by FlashAttention alone",
         lambda d: (
             (d.code, d.side) == ("flash_attn_version", "here")
-            and d.subject in ("TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA")
+            and d.subject in ("TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA", "CPU_ATTN")
             and d.config.get("flash_attn_version") is not None
         ),
         reason="v0.25.1 lets the other backends ignore the number.",
