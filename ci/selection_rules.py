@@ -27,6 +27,7 @@ def selection_rules() -> list[Rule]:
         *_missing(),
         *_requests(),
         *_flash_attn(),
+        *_flash_attn_builds(),
         *_triton(),
         *_flex(),
         *_cpu(),
@@ -93,8 +94,12 @@ def _requests() -> Iterator[Rule]:
 # FLASH_ATTN
 
 
+FLASH_ATTN = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
+
+
 def _flash_attn() -> Iterator[Rule]:
-    names = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
+    """What its kernels have or lack."""
+    names = FLASH_ATTN
     yield _rule(
         "FlashAttention has no kernels for heads of 512, nor on Blackwell for 192 with sinks",
         lambda d: (
@@ -124,6 +129,11 @@ def _flash_attn() -> Iterator[Rule]:
         "they would scale.",
         evidence=f"{FACTS}: fp8 caches on family 9.x only",
     )
+
+
+def _flash_attn_builds() -> Iterator[Rule]:
+    """What its builds have limits for, and how that is told."""
+    names = FLASH_ATTN
     yield _rule(
         "FlashAttention 3's fp8 kernels return bfloat16, and read 16 elements at a time",
         lambda d: (
