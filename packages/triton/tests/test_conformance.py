@@ -30,7 +30,18 @@ _MORE = {  # of rules whose cases are alike in time and not in what they try
     "unsupported_option": 40,
     "malformed_layer": 9,
 }
-_SLOW = frozenset({"block_sizes", "generated", "gqa", "head_sizes", "ieee_float32", "long_context"})
+_SLOW = frozenset(
+    {
+        "block_sizes",
+        "generated",
+        "gqa",
+        "head_sizes",
+        "ieee_float32",
+        "large_logits",
+        "long_context",
+        "many_requests",
+    }
+)
 """Rules of which one case is run."""
 _ELSEWHERE = frozenset({"no_synchronisation"})
 """Rules that have no case without a GPU."""
