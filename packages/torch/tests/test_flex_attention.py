@@ -300,7 +300,11 @@ def test_batch_invariance_is_refused_in_the_config_too() -> None:
         ({"block_table": torch.full((3, 8), -1, dtype=torch.int32)}, MetadataError, r"\[0, 0\]"),
         ({"mm_prefix_ranges": {1: [(3, 2)]}}, MetadataError, r"\(3, 2\)"),
         ({"mm_prefix_ranges": {3: [(0, 1)]}}, MetadataError, "mm_prefix_ranges"),
-        ({"dcp_local_seq_lens": torch.ones(3, dtype=torch.int32)}, MetadataError, "dcp_local_seq_lens"),
+        (
+            {"dcp_local_seq_lens": torch.ones(3, dtype=torch.int32)},
+            MetadataError,
+            "dcp_local_seq_lens",
+        ),
     ],
     ids=str,
 )
