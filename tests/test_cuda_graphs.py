@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,6 +171,19 @@ def test_replays_answer_as_the_reference(
     run_steps(graphs, layer, cache)
 
 
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Let torch raise an error for each synchronisation that it sees."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():  # it says that it is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_a_replayed_step_waits_for_nothing(example: ModuleType, backend: str) -> None:
@@ -178,12 +193,8 @@ def test_a_replayed_step_waits_for_nothing(example: ModuleType, backend: str) ->
     query, key, value = rows_of(layer, 3, 0)
     graphs.run(query, key, value, [5, 6, 7], table_of(3))
     torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         output = graphs.run(query, key, value, [6, 7, 8], table_of(3))
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     hold_to_reference(layer, output, query, cache, [6, 7, 8])
 
 

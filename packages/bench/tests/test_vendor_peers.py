@@ -167,10 +167,23 @@ def _last(recorder: Recorder) -> Any:
     return recorder.calls[-1]
 
 
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_flashinfer_plans_again_on_another_wrapper(query_len: int) -> None:
+    """What a captured run reads stays as it is."""
+    with stub_vendor(FLASHINFER):
+        found = prepared("flashinfer", batch((query_len,) * 2, (21, 40)), 1)
+        copy = found.copies[0]
+        runs = copy.call.func.__self__  # type: ignore[attr-defined]
+        assert found.plan is not None
+        assert found.plan.func.__self__ is not runs  # type: ignore[attr-defined]
+        found.plan()
+        check_agreement("flashinfer", copy, copy.call())
+
+
 def test_flashinfer_decodes_on_tensor_cores_and_in_the_dtype_of_the_batch() -> None:
     with stub_vendor(FLASHINFER) as recorder:
         prepared("flashinfer", batch())
-    made, plan = recorder.calls
+    made, plan, _ = recorder.calls
     assert made.arguments["use_tensor_cores"] is True
     assert plan.arguments["q_data_type"] is torch.bfloat16
     assert plan.arguments["indptr"].tolist() == [0, 2, 5]

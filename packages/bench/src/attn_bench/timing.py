@@ -262,10 +262,10 @@ class DeviceTimer(Timer):
         if set_mode is None:
             return None
         before = self._module.get_sync_debug_mode()
-        with warnings.catch_warnings():  # it says that it is a prototype
-            warnings.simplefilter("ignore")
-            set_mode("error")
         try:
+            with warnings.catch_warnings():  # it says that it is a prototype
+                warnings.simplefilter("ignore")
+                set_mode("error")
             plan()
         except RuntimeError as error:
             if "synchroniz" not in str(error):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["direct"]
 
-_WORKSPACE_BYTES = 256 * 2**20
+_WORKSPACE_BYTES = 256 * 2**20  # the first use needs zeros
 _FEW_QUERIES = 16  # up to here a batch is bound by memory, and its decode kernels serve it best
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 _HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an illegal instruction
@@ -28,7 +28,8 @@ _HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an ill
 def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
     """Return the decode wrapper on tensor cores for single queries, else the prefill wrapper.
 
-    The plan is made once for all layers, as the library means it.
+    The plan is made once for all layers, as the library means it. To plan again puts new tensors
+    in the place of those that a captured run reads, so that plans are timed on a second wrapper.
 
     Raises:
         ImportError: with the library's own words.
@@ -39,14 +40,16 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
     _refuse_head_size(workload.heads.head_size)
     refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
     library = import_library("flashinfer")
-    is_decode = workload.query_len == 1
-    wrapper, plan = (_decode if is_decode else _prefill)(library, batch)
+    make = _decode if workload.query_len == 1 else _prefill
+    scratch = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=batch.query.device)
+    wrapper, plan = make(library, batch, scratch)
     plan()
+    _, plan_again = make(library, batch, scratch)
     return DirectCalls(
         calls=tuple(partial(wrapper.run, **_arguments(layer)) for layer in layers),
         tokens=first_of if workload.returns_lse else itself,
         lse=_natural_lse if workload.returns_lse else None,
-        plan=plan,
+        plan=plan_again,
     )
 
 
@@ -58,9 +61,9 @@ def _refuse_head_size(head_size: int) -> None:
         )
 
 
-def _decode(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+def _decode(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Callable[[], object]]:
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(batch), kv_layout="NHD", use_tensor_cores=True
+        scratch, kv_layout="NHD", use_tensor_cores=True
     )
     starts, pages, last_page_lens = _pages(batch)
     heads = batch.workload.heads
@@ -78,11 +81,9 @@ def _decode(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]
     return wrapper, plan
 
 
-def _prefill(library: Any, batch: PeerInputs) -> tuple[Any, Callable[[], object]]:
+def _prefill(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Callable[[], object]]:
     backend = "fa2" if batch.workload.query_len <= _FEW_QUERIES else "auto"
-    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
-        _workspace(batch), kv_layout="NHD", backend=backend
-    )
+    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout="NHD", backend=backend)
     starts, pages, last_page_lens = _pages(batch)
     heads = batch.workload.heads
     plan = partial(
@@ -108,11 +109,6 @@ def _plan_options(batch: PeerInputs) -> dict[str, Any]:
         "kv_data_type": batch.key_cache.dtype,
         "sm_scale": batch.scale,
     }
-
-
-def _workspace(batch: PeerInputs) -> Tensor:
-    """Return zeroed scratch memory; its first use needs the zeros."""
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=batch.query.device)
 
 
 def _pages(batch: PeerInputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -220,8 +221,10 @@ def _check_no_synchronisation(subject: Subject, case: Case) -> None:
     step()  # what happens once (compilation, autotuning) may synchronise
     torch.cuda.synchronize()
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():  # the mode says that it is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         step()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
