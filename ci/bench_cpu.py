@@ -54,11 +54,11 @@ class Part:
 def parts() -> tuple[Part, ...]:
     """What is measured, the most wanted first: torch's dense calls beside the smaller batches."""
     return (
-        Part("cold", "cpu-decode", (READ, *FOLDED), 0.34),
-        Part("warm", "cpu-decode", (READ, *FOLDED), 0.12),
-        Part("cold", "cpu-decode-large", (READ,), 0.27),
-        Part("cold", "cpu-shapes", (READ,), 0.13),
-        Part("warm", "cpu-decode-large", (READ,), 0.09),
+        Part("cold", "cpu-decode", (READ, *FOLDED), 0.32),
+        Part("warm", "cpu-decode", (READ,), 0.11),
+        Part("cold", "cpu-decode-large", (READ,), 0.28),
+        Part("cold", "cpu-shapes", (READ,), 0.12),
+        Part("warm", "cpu-decode-large", (READ,), 0.12),
         Part("warm", "cpu-shapes", (READ,), 0.05),
     )
 

@@ -131,6 +131,8 @@ _CPU_LARGE = tuple(
     for dtype in (torch.bfloat16, torch.float32)
     for heads in _CPU_HEADS
     for batch, context in ((8, 16384), (32, 4096), (32, 16384))
+    # 4 GB of keys and values, and as much for each peer, are more than such a machine has.
+    if (dtype, heads.head_size, batch, context) != (torch.float32, 128, 32, 16384)
 )
 _CPU_USUAL = _decode(8, 4096).with_fields(block_size=128)
 _CPU_SHAPES = tuple(
