@@ -131,7 +131,7 @@ void attention_op(Tensor query, Tensor out, OptTensor lse, Tensor key, Tensor va
   c.chunk = bound_of("chunk_size", chunk_size);
   require(c.chunk != 0, "chunk_size", 0, ">= 1, or None for off");
   check_plan(view, c.query_start, c.seq_lens, c.group);
-  if (checked) check_contents(c, t);
+  if (checked) check_contents(c);
   const Workspace memory(workspace, layout_of(h));
   Run run(c, view, *kernels_of(level), memory.data);
   const int64_t threads = std::min<int64_t>({h.num_threads, torch::stable::get_num_threads(), run.items()});

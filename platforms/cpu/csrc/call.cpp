@@ -133,6 +133,9 @@ Call call_of(const AttentionTensors& t, const PlanHeader& plan) {
   c.sinks = per_head("sinks", t.sinks, plan.num_heads);
   c.alibi = per_head("alibi_slopes", t.alibi_slopes, plan.num_heads);
   check_lengths(c, t);
+  require(c.query_start[c.num_reqs] == plan.num_tokens, "query_start_loc[-1]", c.query_start[c.num_reqs],
+          std::to_string(plan.num_tokens) + ", what the plan was made for");
+  check_table(c, t);
   return c;
 }
 
@@ -156,7 +159,7 @@ void check_lengths(const Call& c, const AttentionTensors& t) {
           "at most the rows of query, " + std::to_string(t.query.size(0)));
 }
 
-void check_contents(const Call& c, const AttentionTensors& t) {
+void check_table(const Call& c, const AttentionTensors& t) {
   const int64_t num_blocks = t.key.size(0);
   for (int b = 0; c.table && b < c.num_reqs; b++)
     for (int64_t i = 0; i * c.block_size < c.seq_lens[b]; i++) {
@@ -165,6 +168,9 @@ void check_contents(const Call& c, const AttentionTensors& t) {
         refuse(("block_table[" + std::to_string(b) + ", " + std::to_string(i) + "]").c_str(), block,
                "0 to " + std::to_string(num_blocks - 1));
     }
+}
+
+void check_contents(const Call& c) {
   for (int i = 0; i < c.num_ranges; i++) {
     const int32_t* r = c.ranges + 3 * i;
     const bool ok = r[0] >= 0 && r[0] < c.num_reqs && r[1] >= 0 && r[1] <= r[2];

@@ -24,7 +24,7 @@ namespace attn_cpu {
 //   k_scale, v_scale: float32 (1) or (Hkv), of an fp8 cache; key_scales, value_scales: float32
 //       (num_blocks, block_size, Hkv), of an int8 cache
 //   sinks, alibi_slopes: float32 (Hq); mm_prefix_ranges: int32 (N, 3) of (request, start, end inclusive)
-//   checked: also look at contents: table entries, lengths
+//   checked: also look at the contents of mm_prefix_ranges; lengths and table entries are always looked at
 inline constexpr const char* kAttention =
     "attention(Tensor query, Tensor(a!) out, Tensor(b!)? lse, Tensor key, Tensor value, "
     "Tensor? block_table, Tensor query_start_loc, Tensor seq_lens, Tensor? key_start_loc, Tensor plan, "

@@ -140,6 +140,9 @@ static inline vf logit(const LogitRule& r, vf x, int64_t base, int64_t position)
   return x * vset(1.44269504f);
 }
 
+// No key was seen. A row whose logits were all NaN has no reference either, but a denominator of NaN.
+static inline bool is_empty(float m, float l) { return m == -INFINITY && l == l; }
+
 static inline float exp2_of(float x) { return x == -INFINITY ? 0.f : exp2f(x); }
 
 // Write a finished row: its accumulator o, reference m (base 2) and denominator l. An empty row has m = -inf.
@@ -160,10 +163,10 @@ static inline void finish_row(const Call& c, int b, int h, int row, const float*
   const int64_t size = dtype_bytes(c.dtype);
   char* out = c.out + (token * c.out_token + head * c.out_head) * size;
   for (int d = 0; d < c.head_size_v; d += W)
-    vstore_as(c.dtype, out + d * size, m == -INFINITY ? vzero() : vload(o + d) * inverse, c.head_size_v - d);
+    vstore_as(c.dtype, out + d * size, is_empty(m, l) ? vzero() : vload(o + d) * inverse, c.head_size_v - d);
   if (c.lse)
     c.lse[head * c.lse_head + token * c.lse_token] =
-        m == -INFINITY ? -INFINITY : static_cast<float>((m + log2((double)l)) * 0.69314718055994531);
+        is_empty(m, l) ? -INFINITY : static_cast<float>((m + log2((double)l)) * 0.69314718055994531);
 }
 
 static inline int64_t partial_step(const Call& c) { return round_up(c.head_size_v, 16) + 16; }
@@ -188,8 +191,8 @@ static void merge_rows(const Call& c, const Merge& g) {
     for (int d = 0; d < width; d += W) vstore(o + d, vzero());
     for (int i = 0; i < g.count; i++) {
       const float* part = p + i * g.step;
-      if (part[width] == -INFINITY) continue;
-      const float f = exp2f(part[width] - m);
+      if (is_empty(part[width], part[width + 1])) continue;
+      const float f = part[width] == m ? 1.f : exp2f(part[width] - m);
       l += f * part[width + 1];
       for (int d = 0; d < width; d += W) vstore(o + d, vfma(vset(f), vload(part + d), vload(o + d)));
     }

@@ -186,10 +186,10 @@ static inline void softmax_row(const Work& w, int i, int64_t t0, int n, const fl
     l *= f;
     t.m[i] = m = next;
   }
-  const bool empty = m == -INFINITY;
+  const vf shift = vset(m == -INFINITY ? 0.f : m);
   vf sum = vzero();
   for (int v = 0; v < nv; v++) {
-    vf p = empty ? vzero() : vexp2(y[v] - vset(m));
+    vf p = vexp2(y[v] - shift);
     sum = sum + p;
     if (value_scale) p = p * vload(value_scale + v * W);
     vstore(s + v * W, p);

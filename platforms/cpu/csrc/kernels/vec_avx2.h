@@ -34,8 +34,8 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
 }
 
 static inline vf vexp2(vf y) {
-  const vf keep = _mm256_cmp_ps(y, vset(-126.f), _CMP_GE_OQ);
-  y = _mm256_max_ps(y, vset(-126.f));
+  const vf keep = _mm256_cmp_ps(y, vset(-126.f), _CMP_NLT_UQ);  // so that NaN stays
+  y = _mm256_max_ps(vset(-126.f), y);
   const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
   vf p = vset(1.5403530e-4f);
   p = vfma(p, f, vset(1.3333558e-3f));
@@ -45,7 +45,8 @@ static inline vf vexp2(vf y) {
   p = vfma(p, f, vset(6.9314718e-1f));
   p = vfma(p, f, vset(1.f));
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
-  return _mm256_and_ps(keep, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent)));
+  const vf x = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+  return _mm256_and_ps(keep, _mm256_blendv_ps(x, y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q)));
 }
 
 static inline vf vreduce(vf* a) {

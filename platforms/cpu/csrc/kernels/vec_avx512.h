@@ -29,7 +29,7 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
 }
 
 static inline vf vexp2(vf y) {
-  y = _mm512_max_ps(y, vset(-200.f));
+  y = _mm512_max_ps(vset(-200.f), y);  // in this order NaN stays
   const vf whole = _mm512_roundscale_ps(y, 8), f = y - whole;
   vf p = vset(1.5403530e-4f);
   p = vfma(p, f, vset(1.3333558e-3f));

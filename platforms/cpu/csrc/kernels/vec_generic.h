@@ -45,7 +45,8 @@ static inline vf vexp2(vf y) {
   p = vfma(p, f, vset(6.9314718e-1f));
   p = vfma(p, f, vset(1.f));
   const vi exponent = ((vi)shifted - 0x4b400000) << 23;
-  return tiny ? vzero() : (vf)((vi)p + exponent);
+  const vf x = y == y ? (vf)((vi)p + exponent) : y;
+  return tiny ? vzero() : x;
 }
 
 static inline vf vreduce(vf* a) {  // lane i of the result is the sum of the lanes of a[i]
