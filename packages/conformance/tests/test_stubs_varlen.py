@@ -28,11 +28,11 @@ def int32(*numbers: int) -> Tensor:
 
 def tensors(page: int, num_rows: int = 2) -> dict[str, Tensor]:
     """Keys of zeros, and values 1, 2, 3, ... in block 1 of two; block 0 is NaN."""
-    value = torch.full((2, page, 1, 8), torch.nan, dtype=torch.bfloat16)
+    value = torch.full((2, page, 1, 16), torch.nan, dtype=torch.bfloat16)
     value[1] = torch.arange(1, page + 1).reshape(-1, 1, 1)
     key = torch.zeros_like(value)
     key[0] = torch.nan
-    return {"q": torch.ones(num_rows, 1, 8, dtype=torch.bfloat16), "k": key, "v": value}
+    return {"q": torch.ones(num_rows, 1, 16, dtype=torch.bfloat16), "k": key, "v": value}
 
 
 # What each call is given for two rows at the end of three keys in block 1.
@@ -154,7 +154,7 @@ def test_a_bound_that_is_too_small_leaves_rows_unwritten(
 
 def test_rows_of_padding_are_not_computed(paged: tuple[Call, dict[str, Any]]) -> None:
     function, arguments = paged
-    query = torch.cat([arguments["q"], torch.full((3, 1, 8), torch.nan, dtype=torch.bfloat16)])
+    query = torch.cat([arguments["q"], torch.full((3, 1, 16), torch.nan, dtype=torch.bfloat16)])
 
     out, *_ = function(**{**arguments, "q": query})
 
@@ -165,9 +165,9 @@ def test_rows_of_padding_are_not_computed(paged: tuple[Call, dict[str, Any]]) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"q": torch.ones(2, 1, 8)}, "query must be float16 or bfloat16, not float32"),
-        ({"q": torch.ones(2, 1, 16, dtype=torch.bfloat16)}, "key heads are 8 wide"),
-        ({"k": torch.zeros(2, 256, 1, 8, dtype=torch.float16)}, "key must be bfloat16"),
+        ({"q": torch.ones(2, 1, 16)}, "query must be float16 or bfloat16, not float32"),
+        ({"q": torch.ones(2, 1, 32, dtype=torch.bfloat16)}, "key heads are 16 wide"),
+        ({"k": torch.zeros(2, 256, 1, 16, dtype=torch.float16)}, "key must be bfloat16"),
         ({"cu_seqlens_q": torch.tensor([0, 2])}, "cu_seqlens_q must be int32"),
         ({"cu_seqlens_q": int32(0, 3)}, "ends at 3, past 2 rows"),
     ],
@@ -219,7 +219,7 @@ def test_flash_attn_2_returns_plus_infinity_without_a_key(
 
     out, lse, _ = function(**{**arguments, "cu_seqlens_k": int32(0, 0)})
 
-    assert out.tolist() == torch.zeros(2, 1, 8).tolist()
+    assert out.tolist() == torch.zeros(2, 1, 16).tolist()
     assert lse.tolist() == [[math.inf, math.inf]]
 
 
@@ -240,7 +240,7 @@ def test_flash_attn_2_decodes_a_batch_of_equal_queries() -> None:
     with stub_vendor(FLASH_ATTN_2):
         function = importlib.import_module("flash_attn").flash_attn_with_kvcache
         out, lse = function(
-            q=torch.ones(2, 1, 1, 8, dtype=torch.bfloat16),
+            q=torch.ones(2, 1, 1, 16, dtype=torch.bfloat16),
             k_cache=parts["k"],
             v_cache=parts["v"],
             cache_seqlens=int32(2, 3),
@@ -249,7 +249,7 @@ def test_flash_attn_2_decodes_a_batch_of_equal_queries() -> None:
             return_softmax_lse=True,
         )
 
-    assert out.shape == (2, 1, 1, 8)
+    assert out.shape == (2, 1, 1, 16)
     assert out[:, 0, 0, 0].tolist() == [1.5, 2.0]
     assert lse.shape == (2, 1, 1)
     assert lse.flatten().tolist() == pytest.approx([math.log(2), math.log(3)])
@@ -325,7 +325,7 @@ def test_flash_attn_4_takes_lengths_one_way() -> None:
         function = getattr(importlib.import_module(module), name)
         out, lse = function(**tensors(page), **{**arguments, "return_lse": False})
         assert lse is None
-        assert out.shape == (2, 1, 8)
+        assert out.shape == (2, 1, 16)
         with pytest.raises(RuntimeError, match="page_table excludes cu_seqlens_k"):
             function(**tensors(page), **arguments, cu_seqlens_k=int32(0, 3))
 
@@ -333,7 +333,7 @@ def test_flash_attn_4_takes_lengths_one_way() -> None:
 def unified(**changes: Any) -> dict[str, Any]:
     return {
         **tensors(16),
-        "out": torch.zeros(2, 1, 8, dtype=torch.bfloat16),
+        "out": torch.zeros(2, 1, 16, dtype=torch.bfloat16),
         "cu_seqlens_q": int32(0, 2),
         "max_seqlen_q": 2,
         "seqused_k": int32(3),
@@ -374,7 +374,7 @@ def test_unified_attention_writes_out_and_returns_nothing(stub: VendorStub, modu
     [
         ({"causal": False}, AssertionError, "only causal"),
         ({"q_descale": torch.ones(1)}, AssertionError, "q_descale"),
-        ({"out": torch.zeros(2, 1, 8)}, RuntimeError, "out must be bfloat16"),
+        ({"out": torch.zeros(2, 1, 16)}, RuntimeError, "out must be bfloat16"),
         ({"window_size": (-1, 3)}, RuntimeError, "the window's right is 3"),
     ],
     ids=["causal", "q_descale", "out", "right"],
@@ -431,7 +431,7 @@ def test_ragged_keys_need_no_table() -> None:
     parts = tensors(16)
     with stub_vendor(VLLM_XPU_KERNELS):
         function = importlib.import_module("vllm_xpu_kernels").flash_attn_varlen_func
-        out = torch.zeros(2, 1, 8, dtype=torch.bfloat16)
+        out = torch.zeros(2, 1, 16, dtype=torch.bfloat16)
         returned = function(
             q=parts["q"],
             k=parts["k"][1, :3],

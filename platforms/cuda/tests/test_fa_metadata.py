@@ -129,6 +129,36 @@ def test_what_a_graph_has_read_is_refreshed_in_place(third: Recorder) -> None:
     assert first.schedule.data_ptr() == second.schedule.data_ptr()
 
 
+def test_a_replay_is_scheduled_with_the_bounds_of_its_capture(third: Recorder) -> None:
+    made = builder(layer_spec(window=(20, 0)), capture_sizes=(2,))
+    roomy = common_of([1, 1], [5, 40]).with_fields(max_seq_len=96)
+    captured = made.build_for_cudagraph_capture(roomy).step
+    replayed = made.build(0, common_of([1, 1], [3, 4])).step
+    assert (replayed.max_query_len, replayed.max_key_len) == (1, 96)
+    first, second = third.of("get_scheduler_metadata")
+    bounds = ("max_seqlen_q", "max_seqlen_k", "window_size", "num_splits")
+    assert [first.arguments[name] for name in bounds] == [second.arguments[name] for name in bounds]
+    assert captured.max_key_len == 96
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens", "bounds"),
+    [
+        ([1, 1, 1], [3, 4, 5], (1, 5)),
+        ([2, 1], [3, 4], (2, 4)),
+        ([1, 1], [3, 200], (1, 200)),
+    ],
+    ids=["other-size", "other-queries", "too-long"],
+)
+def test_batches_that_no_graph_was_captured_for_keep_their_own_bounds(
+    third: Recorder, query_lens: list[int], seq_lens: list[int], bounds: tuple[int, int]
+) -> None:
+    made = builder(capture_sizes=(2,))
+    made.build_for_cudagraph_capture(common_of([1, 1], [5, 96]))
+    step = made.build(0, common_of(query_lens, seq_lens)).step
+    assert (step.max_query_len, step.max_key_len) == bounds
+
+
 def test_the_repositorys_flash_attention_2_gets_prefix_sums() -> None:
     with stubbed("flash_attn"):
         layer = layer_spec(block_size=256)

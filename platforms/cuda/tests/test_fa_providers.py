@@ -109,6 +109,21 @@ def test_widths_of_flash_attention_4_on_blackwell(
     assert library("10.0", **fields) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"head_size": 72}, None),
+        ({"head_size": 80}, "flash_attn_4"),
+        ({"head_size": 80, "head_size_v": 72}, None),
+        ({"head_size": 72, "attn_type": AttentionType.ENCODER_ONLY}, "flash_attn_4"),
+    ],
+)
+def test_flash_attention_4_reads_pages_of_heads_in_steps_of_16(
+    fields: dict[str, Any], expected: str | None
+) -> None:
+    assert library("9.0", inventory(flash_attn_4=None), **fields) == expected
+
+
 def test_a_build_serves_what_it_was_compiled_with() -> None:
     found = inventory(flash_attn_3=build_of(TOKENSPEED, "sinks"), flash_attn=build_of())
     assert library("9.0", found) == "flash_attn_3"

@@ -187,6 +187,7 @@ def test_an_lse_of_capped_logits_is_refused(third: Recorder) -> None:
 
 
 @pytest.mark.cuda(min_capability=(8, 0))
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_is_built_and_run_without_waiting_for_the_device() -> None:
     request = AttentionRequest(num_heads=8, num_kv_heads=2, head_size=64)
     verdict = DEFAULT_SELECTOR.resolve(request).verdict("FLASH_ATTN")

@@ -94,6 +94,8 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             and len({(layer.window, layer.softcap) for layer in layers.values()}) == 1
         )
         self._buffers = Buffers(device, is_kept=self._is_captured)
+        # (requests, tokens, of single queries) -> bounds of queries and keys that were captured.
+        self._bounds: dict[tuple[int, int, bool], tuple[int, int]] = {}
 
     def _read_block_size(self) -> int:
         """Return tokens per block, 0 without a cache; which all layers share."""
@@ -173,15 +175,37 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             step=step,
         )
 
+    def build_for_cudagraph_capture(self, common: CommonAttentionMetadata) -> FlashAttnMetadata:
+        """Return metadata to capture with; `build` bounds later batches of this size alike.
+
+        By the bounds FlashAttention 3 drops masks and windows that hide nothing, and lays out its
+        schedule: that of a replay must be laid out as the captured kernel reads it.
+        """
+        metadata = self.build(0, common)
+        self._bounds[_size_of(common)] = (metadata.step.max_query_len, metadata.step.max_key_len)
+        return metadata
+
+    def _captured_bounds(
+        self, common: CommonAttentionMetadata, max_query_len: int, max_key_len: int
+    ) -> tuple[int, int]:
+        """Return the bounds that a batch of this size was captured with, if it is within them."""
+        most_rows, most_keys = self._bounds.get(_size_of(common), (0, 0))
+        if max_query_len <= most_rows and max_key_len <= most_keys:
+            return most_rows, most_keys
+        return max_query_len, max_key_len
+
     def _paged(self, common: CommonAttentionMetadata) -> KeyStep:
         is_cross = self._layer.attn_type is AttentionType.ENCODER_DECODER
         key_lens, longest = common.seq_lens, common.max_seq_len
         if is_cross:
             key_lens, longest = self._encoder_lens(common)
+        max_query_len, max_key_len = self._captured_bounds(
+            common, self._max_query_len(common), max(1, longest)
+        )
         return KeyStep(
             query_start_loc=common.query_start_loc,
-            max_query_len=self._max_query_len(common),
-            max_key_len=max(1, longest),
+            max_query_len=max_query_len,
+            max_key_len=max_key_len,
             causal=common.causal is True and not is_cross,
             key_lens=key_lens,
             key_start_loc=self._starts("key_start_loc", key_lens),
@@ -345,6 +369,10 @@ def _one_provider(layers: Mapping[str, LayerSpec]) -> tuple[Provider, Loaded]:
 
 def _kind(layer: LayerSpec) -> tuple[object, ...]:
     return (layer.window, layer.softcap, layer.has_alibi, layer.has_sinks)
+
+
+def _size_of(common: CommonAttentionMetadata) -> tuple[int, int, bool]:
+    return (common.num_reqs, common.num_actual_tokens, common.max_query_len <= 1)
 
 
 def _narrows(layer: LayerSpec) -> bool:

@@ -276,20 +276,27 @@ def _head_size(case: _Case) -> Reason | None:
 
 
 def _head_step(case: _Case) -> int:
-    """16 bytes: what one load takes."""
-    return 16 if case.request.kv_cache_dtype in E4M3_NAMES else 8
+    """Return what widths are multiples of: 16 bytes, which one load takes.
+
+    FlashAttention 4 reads pages of heads in whole steps of its products, 16 elements, alone.
+    """
+    is_paged = not case.request.is_cache_free
+    is_coarse = case.version == 4 and is_paged
+    return 16 if is_coarse or case.request.kv_cache_dtype in E4M3_NAMES else 8
 
 
 def _head_size_v(case: _Case) -> Reason | None:
     size, value_size = case.request.head_size, case.request.value_size
     if case.version == 4 and case.major in (10, 11):
         wide_pairs = {192: 128, 256: 256}
-        if value_size == wide_pairs.get(size) or max(size, value_size) <= 128:
+        is_narrow = max(size, value_size) <= 128 and value_size % _head_step(case) == 0
+        if is_narrow or value_size == wide_pairs.get(size):
             return None
         return _value_width(value_size, "up to 128, 128 with 192, 256 with 256")
     if size == value_size:
         return None
-    if case.version == 4 and value_size % 8 == 0 and 8 <= value_size <= _HEAD_SIZE_MAX:
+    step = _head_step(case)
+    if case.version == 4 and value_size % step == 0 and 8 <= value_size <= _HEAD_SIZE_MAX:
         return None
     if case.version == 3:
         return _flash_attn_3_widths(case)

@@ -19,6 +19,14 @@ def _lengths_with_pages(arguments: Mapping[str, Any]) -> None:
     refuse_unless(not is_doubled, "flash_attn_varlen_func", "page_table excludes cu_seqlens_k")
 
 
+def _whole_steps_of_pages(arguments: Mapping[str, Any]) -> None:
+    """Pages are read without a bound on columns, unless they hold a whole tile of keys."""
+    is_paged = arguments["page_table"] is not None
+    sizes = (arguments["k"].shape[-1], arguments["v"].shape[-1])
+    if is_paged and any(size % 16 for size in sizes):
+        raise AssertionError("Paged KV does not support irregular head dim")
+
+
 _VARLEN = VarlenFunction(
     signature=VendorSignature(
         name="flash_attn_varlen_func",
@@ -49,7 +57,7 @@ _VARLEN = VarlenFunction(
         | {"seqlen_k_per_split", "disable_scheduler_metadata"}
     ),
     plain=("output", "none"),
-    rules=(_lengths_with_pages,),
+    rules=(_lengths_with_pages, _whole_steps_of_pages),
     needs_positive_scale=True,
 )
 
