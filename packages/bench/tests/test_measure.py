@@ -92,6 +92,18 @@ def test_a_short_time_is_enough_for_three_rounds() -> None:
     assert cell.rounds == 3
 
 
+def test_a_fault_while_it_is_timed_is_part_of_the_result() -> None:
+    def times() -> Iterator[float]:
+        yield 1.0
+        raise RuntimeError("an illegal memory access was encountered")
+
+    group = bench(times=times()).measure(workload(), FakeContender("OURS"), [FakeContender()])
+    assert group.cells == ()
+    (skipped,) = group.skipped
+    assert (skipped.backend, skipped.status) == ("OURS", SkippedStatus.FAILED)
+    assert skipped.reason.startswith("while it was timed: RuntimeError: an illegal memory access")
+
+
 def test_an_interruption_is_raised() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

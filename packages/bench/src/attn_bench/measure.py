@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ from attn_bench.slow_paths import SlowPathGuard
 from attn_bench.timing import Timer, num_copies_for, timer_for
 from attn_bench.workloads import Workload
 from attn_shared.dtypes import dtype_name
-from attn_shared.errors import AttnError
+from attn_shared.errors import AttnError, own_words
 
 __all__ = ["Bench", "Group", "unmeasured"]
 
@@ -118,6 +119,10 @@ class Bench:
             return self._measure(workload, backend, peers, deadline, on_round)
         except UnmeasuredError as error:
             return Group(skipped=(unmeasured(workload, backend.name, error),))
+        except Exception as error:
+            words = f"while it was timed: {own_words(error)}"
+            failed = UnmeasuredError(SkippedStatus.FAILED, words, 1)
+            return Group(skipped=(unmeasured(workload, backend.name, failed),))
         finally:
             self._release()
 
@@ -212,4 +217,5 @@ class Bench:
         gc.collect()
         empty_cache = getattr(torch.get_device_module(self.device), "empty_cache", None)
         if empty_cache is not None:
-            empty_cache()
+            with suppress(RuntimeError):  # after a fault the device gives nothing back
+                empty_cache()
