@@ -119,7 +119,8 @@ def triton(session: nox.Session) -> None:
     """attn-triton: its tests under Triton's interpreter, its kernels compiled for every GPU."""
     if sys.platform != "linux":
         session.skip("Triton has wheels for Linux alone")
-    platforms = ["attn-cuda", "attn-rocm", "attn-xpu"]
+    session.env["ATTN_CPU_KERNELS"] = "off"  # the interpreter wants CPUs as devices, not them
+    platforms = ["attn-cpu", "attn-cuda", "attn-rocm", "attn-xpu"]
     install(session, *closure(["attn-triton", "attn-conformance", *platforms]))
     link_layers(session, tools_layer(session), torch_layer(session), triton_layer(session))
     run_pytest(session, tests_of("attn-triton"), TRITON_INTERPRET="1")
