@@ -119,7 +119,7 @@ class Bench:
             return self._measure(workload, backend, peers, deadline, on_round)
         except UnmeasuredError as error:
             return Group(skipped=(unmeasured(workload, backend.name, error),))
-        except Exception as error:
+        except RuntimeError as error:
             words = f"while it was timed: {own_words(error)}"
             failed = UnmeasuredError(SkippedStatus.FAILED, words, 1)
             return Group(skipped=(unmeasured(workload, backend.name, failed),))
