@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "page", "pages", "stale"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
+OTHER_FORMS = ("selection",)
+"""Files that `attn bench` did not write: this one is of ci/measure_selection.py."""
 COMMAND = "python ci/generate_benchmarks.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the file of results. Do not edit. -->"
 LISTED = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTALL)
@@ -52,7 +54,8 @@ def results() -> dict[str, Results]:
     """The results of docs/benchmarks by the stem of their file."""
     from attn_bench.results import read_results
 
-    return {path.stem: read_results(path) for path in sorted(FOLDER.glob("*.json"))}
+    files = sorted(FOLDER.glob("*.json"))
+    return {path.stem: read_results(path) for path in files if path.stem not in OTHER_FORMS}
 
 
 def draw() -> None:
