@@ -10,7 +10,14 @@ import torch
 from attn_shared.arch import parse_arch
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import LayerSpec
-from attn_triton._steps import Composition, Planner, composition_of, shape_of
+from attn_triton._steps import (
+    Composition,
+    Planner,
+    composition_of,
+    is_ragged,
+    is_split,
+    shape_of,
+)
 from attn_triton.machine import Machine
 
 H200 = Machine(arch=parse_arch("sm_90"), compute_units=132)
@@ -25,7 +32,7 @@ def planner(*, is_invariant: bool = False, heads: tuple[int, int] = (32, 8)) -> 
         scale=1.0,
         dtype=torch.bfloat16,
     )
-    return Planner(layer, H200, cache_bytes=2, is_invariant=is_invariant)
+    return Planner(layer, H200, cache_dtype=torch.bfloat16, is_invariant=is_invariant)
 
 
 def decodes(count: int, tokens: int = 1) -> Composition:
@@ -78,7 +85,7 @@ def test_invariant_grids_depend_on_no_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lens", "is_split"),
+    ("lens", "is_cut"),
     [
         ([4096] * 32, False),  # 33 slots: with one tile less each would be two
         ([4096] * 16, True),
@@ -88,11 +95,23 @@ def test_invariant_grids_depend_on_no_neighbour() -> None:
         ([4096] * 32 + [8192], False),  # 34 parts of 8128 and less do not fit
     ],
 )
-def test_what_the_kernels_would_cut(lens: list[int], is_split: bool) -> None:
-    plan = planner()
-    grid = plan.decode_grid(decodes(20), max_seq_len=99999)
-    assert grid.slots == 33
-    assert plan.is_split(grid, torch.tensor(lens, dtype=torch.int32)) is is_split
+def test_what_the_kernels_would_cut(lens: list[int], is_cut: bool) -> None:
+    assert is_split(lens, 64, 33) is is_cut
+
+
+def test_lengths_that_are_known_leave_the_second_kernel_out() -> None:
+    uniform = planner().decode_grid(decodes(32), max_seq_len=4096, spans=[4096] * 32)
+    assert (uniform.may_split, uniform.slots, uniform.max_items) == (False, 0, 32)
+    assert planner().decode_grid(decodes(32), max_seq_len=4096).may_split
+
+
+def test_one_long_request_among_short_ones_gets_more_parts() -> None:
+    ragged = [500] * 15 + [60000]
+    assert is_ragged(ragged)
+    assert not is_ragged([60000])
+    assert not is_ragged([4096] * 32)
+    grid = planner().decode_grid(decodes(16), max_seq_len=60000, spans=ragged)
+    assert (grid.tile.stages, grid.slots) == (2, 66)
 
 
 def composition(query_lens: list[int], **options: Any) -> Composition:

@@ -45,10 +45,12 @@ def test_shared_memory_of_the_measured_decode_shapes() -> None:
 
 
 def test_a_cache_of_another_dtype_needs_room_for_what_it_becomes() -> None:
-    tile = Tile(rows=16, keys=64, num_warps=4, stages=2)
-    plain = 64 * 256 * 2 + 16 * (128 + 64) * 2
+    tile = Tile(rows=64, keys=64, num_warps=4, stages=2)
+    plain = 64 * 256 * 2 + 64 * (128 + 64) * 2
     assert shared_bytes(tile, BF16) == plain
     assert shared_bytes(tile, widths(128, 2, 1)) == plain + 64 * 256
+    few = Tile(rows=16, keys=64, num_warps=4, stages=3)  # 38912 is what Triton takes for it
+    assert shared_bytes(few, widths(128, 2, 1)) == 38912
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 16), (17, 32), (40, 64), (500, 64)])
@@ -80,6 +82,15 @@ def test_every_tile_fits_where_the_smallest_does(
 def test_a_wave_holds_what_shared_memory_has_room_for() -> None:
     deep, _ = decode_tiles(parse_arch("sm_120"), BF16, 4)
     assert deep.programs_per_unit * shared_bytes(deep, BF16) <= 99 * 1024
+
+
+def test_an_fp8_cache_is_read_by_longer_tiles_on_hopper() -> None:
+    own = Widths(head_size=128, head_size_v=128, element_bytes=2, cache_bytes=1, is_fp8=True)
+    deep, full = decode_tiles(parse_arch("sm_90"), own, 4)
+    assert (deep.keys, deep.stages) == (128, 3)
+    assert full == deep
+    assert decode_tiles(parse_arch("sm_90"), own, 32)[0].keys == 64
+    assert decode_tiles(parse_arch("sm_100"), own, 4)[0].keys == 64
 
 
 def test_float32_products_run_on_small_tiles() -> None:

@@ -27,6 +27,7 @@ from attn_triton._steps import (
     Planner,
     Shape,
     composition_of,
+    query_lens,
     shape_of,
 )
 from attn_triton._visibility import CACHE_FREE, Visibility, visibility_of
@@ -78,17 +79,18 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         self._planner = Planner(
             self._layer,
             machine_of(device),
-            cache_bytes=self._read_cache_bytes(),
+            cache_dtype=self._read_cache_dtype(),
             is_invariant=config.batch_invariant
             or any(each.batch_invariant for each in layers.values()),
         )
         self._captured: dict[tuple[int, int], tuple[int, TritonAttentionMetadata]] = {}
-        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+        self._nothing = torch.empty(0, dtype=torch.float32, device=device)
+        self._scratch = self._nothing
 
-    def _read_cache_bytes(self) -> int:
-        """Return the bytes of a cache element, which all layers share, as their block size."""
+    def _read_cache_dtype(self) -> torch.dtype:
+        """Return the dtype of the caches, which all layers share, as their block size."""
         if self._is_cache_free:
-            return self._layer.dtype.itemsize
+            return self._layer.dtype
         group = self.kv_cache_spec
         for name, layer in self.layers.items():
             own = layer.kv_cache_spec
@@ -104,7 +106,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
                     f"{name}: {own}.",
                     hint="layers of one group share one block table and one format.",
                 )
-        return group.dtype.itemsize if isinstance(group, AttentionSpec) else 0
+        return group.dtype if isinstance(group, AttentionSpec) else self._layer.dtype
 
     @classmethod
     def get_cudagraph_support(
@@ -238,9 +240,8 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         decode = None
         if composition.num_decodes and composition.decode_tokens:
             longest = _UNBOUNDED if is_bound else self._longest(common)
-            decode = planner.decode_grid(composition, longest)
-            if not is_bound and decode.may_split and not self._splits(decode, common):
-                decode = replace(decode, may_split=False, slots=0)
+            spans = None if is_bound else self._spans(common, composition)
+            decode = planner.decode_grid(composition, longest, spans)
         parts, stats = self._room(decode, is_bound)
         return TritonAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
@@ -257,25 +258,25 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             **self._tensors_of(common),
         )
 
-    def _splits(self, grid: DecodeGrid, common: CommonAttentionMetadata) -> bool:
-        """Return whether a request may be cut: its parts are merged by one more kernel.
+    def _spans(self, common: CommonAttentionMetadata, composition: Composition) -> list[int] | None:
+        """Return the keys of each decode, of the visibility that sees most; None if not known.
 
-        With less than half as many requests as slots one is, and in batch-invariant mode it is a
-        matter of its own length.
+        More requests than a wave holds are not cut, so that nothing depends on their lengths.
         """
-        lens = common.seq_lens_cpu
-        is_certain = self._planner.is_invariant or 2 * common.num_reqs <= grid.slots
-        if is_certain or lens is None or not common.seq_lens_cpu_is_exact:
-            return True
-        if self._layer.attn_type is not AttentionType.DECODER:
-            return True
-        query_lens = common.query_lens_cpu
-        is_decode = query_lens.gt(0) & query_lens.le(grid.max_rows // self._planner.group)
-        lens, query_lens = lens[is_decode], query_lens[is_decode]
-        return any(
-            seen.chunk > 0 or self._planner.is_split(grid, _spans(lens, query_lens, seen))
-            for seen in self._distinct
-        )
+        lens, planner = common.seq_lens_cpu, self._planner
+        is_known = lens is not None and common.seq_lens_cpu_is_exact and not planner.is_invariant
+        is_decoder = self._layer.attn_type is AttentionType.DECODER
+        if not is_known or lens is None or not is_decoder or len(self._distinct) > 1:
+            return None
+        (seen,) = self._distinct
+        if seen.chunk or composition.num_decodes > planner.most_slots:
+            return None
+        most = composition.decode_tokens
+        return [
+            span if seen.left < 0 else min(span, count + seen.left)
+            for span, count in zip(lens.tolist(), query_lens(common), strict=True)
+            if 0 < count <= most
+        ]
 
     def _longest(self, common: CommonAttentionMetadata) -> int:
         """Return a bound of the keys of one request."""
@@ -293,7 +294,9 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
 
     def _room(self, decode: DecodeGrid | None, is_bound: bool) -> tuple[Tensor, Tensor]:
         """Return memory for parts: a captured graph's own, or what all other steps share."""
-        values, stats = (0, 0) if decode is None else self._planner.part_floats(decode)
+        if decode is None or not decode.may_split:
+            return self._nothing, self._nothing
+        values, stats = self._planner.part_floats(decode)
         if is_bound:
             room = torch.empty(values + stats, dtype=torch.float32, device=self.device)
         else:
@@ -358,11 +361,6 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
     def _most(self, decode: DecodeGrid) -> int:
         """Return the query tokens up to which a request of the step decodes."""
         return decode.max_rows // self._planner.group
-
-
-def _spans(lens: Tensor, query_lens: Tensor, seen: Visibility) -> Tensor:
-    """Return (B,): how many keys each request's rows see."""
-    return lens if seen.left < 0 else torch.minimum(lens, query_lens + seen.left)
 
 
 @functools.cache

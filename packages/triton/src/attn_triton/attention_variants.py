@@ -72,6 +72,7 @@ class _Layer:
             head_size_v=self.sizes[1],
             element_bytes=_BYTES[self.element],
             cache_bytes=_BYTES[self.stored],
+            is_fp8=self.stored.startswith("fp8"),
         )
 
 
