@@ -81,7 +81,7 @@ def problems(found: Explained, rules: Iterable[Rule]) -> Iterator[str]:
 
 def page(found: Explained, rules: list[Rule]) -> str:
     """The page: what was compared, then a section per rule."""
-    lines = [*PREFACE, *_compared(found), ""]
+    lines = [*PREFACE, "", *_compared(found), ""]
     groups = {
         "Other answers": [r for r in rules if not r.name.startswith("not provided")],
         "What attn does not provide": [r for r in rules if r.name.startswith("not provided")],
