@@ -36,6 +36,11 @@ keys and values, tokens per block, causality and how scales are given."""
 _Refs = Sequence[Tensor | int | None]
 """Tensors, or their addresses."""
 
+_Own = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+_NOTHING = (None, None, None, None)
+"""Sinks, slopes and scales of a layer that has none."""
+
 _TENSORS, _ADDRESSES = 1, 2  # fields of a `Launch`
 
 
@@ -76,6 +81,8 @@ class LayerCalls:
         self._padded = widths.padded
         self._scale, self._cap = _scales_of(spec)
         self._takes_scales = bool(getattr(spec.kv_cache_spec, "is_quantized", False))
+        has_inline = bool(getattr(spec.kv_cache_spec, "has_inline_scales", False))
+        self._has_own = spec.has_sinks or spec.has_alibi or has_inline
 
     def run(
         self,
@@ -123,7 +130,9 @@ class LayerCalls:
             scales.v,
             self._cap,
         )
-        own = (layer.sinks, layer.alibi_slopes, scales.k_tensor, scales.v_tensor)
+        own: _Own = _NOTHING
+        if self._has_own or scales.mode:
+            own = (layer.sinks, layer.alibi_slopes, scales.k_tensor, scales.v_tensor)
         presence = (lse is None, *step.presence)
         handles = programs.handles.get(presence)
         if handles is not None and step.is_aligned and programs.is_current(query.device):
@@ -134,8 +143,9 @@ class LayerCalls:
                 output.data_ptr(),
                 None if lse is None else lse.data_ptr(),
             )
-            places = [None if each is None else each.data_ptr() for each in own]
-            if not (_union(call) | _union(places)) & _ALIGNMENT:
+            places = _NOTHING if own is _NOTHING else _addresses(own)
+            bits = call[0] | keys.bits | call[3] | (call[4] or 0)
+            if not (bits | (0 if own is _NOTHING else _union(places))) & _ALIGNMENT:
                 _launch(handles, step, _ADDRESSES, call, places, numbers)
                 return
         key, value = tensors()[:2]
@@ -273,6 +283,10 @@ class _Programs:
         finders = {name: finder(name, each) for name, each in self.launchers._asdict().items()}
         _launch(_Kernels(**finders), step, _TENSORS, call, own, numbers)
         self.handles[presence] = _Kernels(**found)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> tuple[int | None, ...]:
+    return tuple(None if each is None else each.data_ptr() for each in tensors)
 
 
 def _union(addresses: Sequence[int | None]) -> int:

@@ -30,6 +30,7 @@ class KeysValues:
         strides: of keys and of values.
         page: tokens per block; 0 without a cache.
         dtype: of the elements.
+        bits: all that are set in an address, for seeing whether they are aligned.
     """
 
     key: int
@@ -39,6 +40,7 @@ class KeysValues:
     strides: tuple[Strides, Strides]
     page: int
     dtype: torch.dtype
+    bits: int
 
     @property
     def has_inline_scales(self) -> bool:
@@ -88,6 +90,7 @@ class CacheReader:
             strides=(_first_three(key), _first_three(value)),
             page=key.shape[1],
             dtype=key.dtype,
+            bits=key.data_ptr() | value.data_ptr(),
         )
 
 
@@ -101,6 +104,7 @@ def keys_of_call(key: Tensor, value: Tensor) -> KeysValues:
         strides=((0, key.stride(0), key.stride(1)), (0, value.stride(0), value.stride(1))),
         page=0,
         dtype=key.dtype,
+        bits=key.data_ptr() | value.data_ptr(),
     )
 
 

@@ -116,6 +116,7 @@ class Planner:
             is_fp8=cache_dtype in FP8_DTYPES,
         )
         self.prefill = prefill_tile(machine.arch, self.widths)
+        self._tiles: dict[int, tuple[Tile, Tile]] = {}
         # In batch-invariant mode the shape of a tile must not depend on the longest neighbour.
         self.most_tokens = 1 if is_invariant else MAX_DECODE_TOKENS
 
@@ -135,7 +136,7 @@ class Planner:
             spans: keys that each decode's rows see, where the host knows them exactly.
         """
         max_rows = composition.decode_tokens * self.group
-        deep, full = decode_tiles(self.machine.arch, self.widths, max_rows)
+        deep, full = self._tiles_for(max_rows)
         blocks = -(-max_rows // deep.rows)
         units, count = self.machine.compute_units, composition.num_decodes
         columns = self.num_kv_heads * blocks
@@ -158,6 +159,13 @@ class Planner:
             slots=slots if may_split else 0,
             may_split=may_split,
         )
+
+    def _tiles_for(self, max_rows: int) -> tuple[Tile, Tile]:
+        found = self._tiles.get(max_rows)
+        if found is None:
+            found = decode_tiles(self.machine.arch, self.widths, max_rows)
+            self._tiles[max_rows] = found
+        return found
 
     @property
     def most_slots(self) -> int:
