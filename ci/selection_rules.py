@@ -101,18 +101,18 @@ def _flash_attn() -> Iterator[Rule]:
     """What its kernels have or lack."""
     names = FLASH_ATTN
     yield _rule(
-        "FlashAttention has no kernels for heads of 512, nor on Blackwell for 192 with sinks",
+        "FlashAttention has no kernels for heads of 512, nor with sinks for some on Blackwell",
         lambda d: (
             d.subject in names
             and d.side == "here"
             and (
                 (d.code == "head_size" and d.config["head_size"] > 256)
-                or (d.code == "head_size_v" and _is_192_with_sinks(d))
+                or (d.code in ("head_size", "head_size_v") and _is_odd_with_sinks(d))
             )
         ),
         reason="The recorded class admits them where FlashAttention 4 can be imported; the layer "
-        "then resolves to 2, which has no such heads and no sinks. Version 4 takes heads of 192 "
-        "there with values of 128 alone.",
+        "then resolves to 2, which has no such heads and no sinks. There, version 4 takes heads of "
+        "192 with values of 128 alone, and reads 16 elements at a time.",
         evidence="vllm#42569, vllm#53111; kernels of flash-attn, flash-attn-3 and flash-attn-4",
     )
     yield _rule(
@@ -188,8 +188,10 @@ def _flash_attn_builds() -> Iterator[Rule]:
     )
 
 
-def _is_192_with_sinks(d: Difference) -> bool:
-    return _major(d) in (10, 11) and d.config["head_size"] == 192 and bool(d.config["has_sink"])
+def _is_odd_with_sinks(d: Difference) -> bool:
+    """Whether version 4 must serve, for its sinks, and has no such heads on Blackwell."""
+    size = int(d.config["head_size"])
+    return _major(d) in (10, 11) and bool(d.config["has_sink"]) and (size == 192 or size % 16 != 0)
 
 
 _OF_A_NAMED_ONE = (
