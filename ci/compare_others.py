@@ -185,22 +185,25 @@ def _versions() -> Iterator[Rule]:
         lambda d: d.row["head_size"] == 512 and d.here is None,
     )
     yield rule(
-        "FlashAttention 2 takes value heads of the same width alone",
-        "the kernel's constraint, in the checks of its own call",
+        "FlashAttention 2 has neither value heads of another width nor sinks",
+        "the kernel's constraint, in the checks of its own call; vllm#42569",
         "v0.25.1 resolves to 2 and the call refuses.",
-        lambda d: width_v(d) != d.row["head_size"] and d.there == 2 and d.here is None,
+        lambda d: (
+            (width_v(d) != d.row["head_size"] or d.row["has_sinks"])
+            and d.there == 2
+            and d.here is None
+        ),
     )
     yield rule(
-        "FlashAttention 4 takes heads of 192 with values of 128 alone on Blackwell",
-        "flash-attn-4's own check of widths",
-        "v0.25.1 admits 192 with 192.",
-        lambda d: is_blackwell(d) and d.row["head_size"] == width_v(d) == 192 and d.there == 4,
-    )
-    yield rule(
-        "FlashAttention 4 has kernels for heads of 256 on Blackwell",
-        "flash-attn-4's own check of widths",
-        "v0.25.1 falls to 2 above 128.",
-        lambda d: is_blackwell(d) and d.row["head_size"] == 256 and (d.there, d.here) == (2, 4),
+        "a layer gets the first generation whose kernels serve it, and nothing else is asked",
+        "flash-attn-4's own checks of widths; `causal` per request is a feature that is asked for",
+        "On Blackwell v0.25.1 falls to 2 for heads of 256, for which 4 has kernels, and takes 4 "
+        "for 192 with 192, for which it has none; on Hopper it takes 4 for every diffusion model.",
+        lambda d: (
+            (is_blackwell(d) and d.row["head_size"] == width_v(d) == 192 and d.there == 4)
+            or (is_blackwell(d) and d.row["head_size"] == 256 and (d.there, d.here) == (2, 4))
+            or (d.row["arch"] == "9.0" and d.row["diffusion_model"] and d.here == 3)
+        ),
     )
 
 
