@@ -36,7 +36,7 @@ class ExplainFlags:
         str | None,
         typer.Argument(
             help="A backend: show what is known of it, provided or not.",
-            metavar="[BACKEND]",
+            metavar="BACKEND",
             autocompletion=complete_backend,
         ),
     ] = None
