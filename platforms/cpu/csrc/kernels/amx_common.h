@@ -52,6 +52,8 @@ static inline const ByteTable& byte_table(DType t) {
   return tables.of[t == DType::kE4M3 ? 0 : t == DType::kE5M2 ? 1 : 2];
 }
 
+// FLOAT: a sign and a magnitude, so that half of the table does.
+template <bool FLOAT>
 struct Widener {
   __m512i high[4], low[4];
   explicit Widener(const ByteTable& t) {
@@ -60,29 +62,37 @@ struct Widener {
       low[i] = _mm512_load_si512(t.low + 64 * i);
     }
   }
-  static __m512i look_up(const __m512i* t, __m512i x, __mmask64 upper) {
-    const __m512i a = _mm512_permutex2var_epi8(t[0], x, t[1]), b = _mm512_permutex2var_epi8(t[2], x, t[3]);
-    return _mm512_mask_mov_epi8(a, upper, b);
+  static __m512i look_up(const __m512i* t, __m512i x) {
+    const __m512i a = _mm512_permutex2var_epi8(t[0], x, t[1]);
+    if (FLOAT) return a;
+    return _mm512_mask_mov_epi8(a, _mm512_movepi8_mask(x), _mm512_permutex2var_epi8(t[2], x, t[3]));
   }
   // 64 bytes to 64 bfloat16, in order.
   void widen(__m512i x, __m512i& first, __m512i& second) const {
     // Quadwords are placed so that the interleaving of bytes within lanes gives whole vectors in order.
     x = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), x);
-    const __mmask64 upper = _mm512_movepi8_mask(x);
-    const __m512i h = look_up(high, x, upper), l = look_up(low, x, upper);
+    const __m512i l = look_up(low, x);
+    __m512i h = look_up(high, x);
+    if (FLOAT) h = _mm512_ternarylogic_epi64(h, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // h | (x & sign)
     first = _mm512_unpacklo_epi8(l, h);
     second = _mm512_unpackhi_epi8(l, h);
   }
 };
 
 // One stored row of n elements as bfloat16, zeros up to `padded`, a multiple of 32.
-static inline void stage_bytes(const Widener& w, const char* from, bf* to, int n, int padded) {
-  for (int d = 0; d < padded; d += 64) {
-    __m512i a, b;
-    w.widen(_mm512_maskz_loadu_epi8(first64(n - d), from + d), a, b);
+template <class W>
+static inline void stage_bytes(const W& w, const char* from, bf* to, int n, int padded) {
+  int d = 0;
+  __m512i a, b;
+  for (; d + 64 <= n; d += 64) {
+    w.widen(_mm512_loadu_si512(from + d), a, b);
     _mm512_store_si512(to + d, a);
-    if (d + 32 < padded) _mm512_store_si512(to + d + 32, b);
+    _mm512_store_si512(to + d + 32, b);
   }
+  if (d >= padded) return;
+  w.widen(_mm512_maskz_loadu_epi8(first64(n - d), from + d), a, b);
+  _mm512_store_si512(to + d, a);
+  if (d + 32 < padded) _mm512_store_si512(to + d + 32, b);
 }
 static inline void stage_words(const char* from, bf* to, int n, int padded) {
   for (int d = 0; d < padded; d += 32)
@@ -91,8 +101,11 @@ static inline void stage_words(const char* from, bf* to, int n, int padded) {
 static inline void stage_rows(DType t, const char* from, int64_t stride, int count, bf* to, int n, int padded) {
   if (t == DType::kBFloat16) {
     for (int i = 0; i < count; i++) stage_words(from + i * stride, to + i * padded, n, padded);
+  } else if (t == DType::kInt8) {
+    const Widener<false> w(byte_table(t));
+    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded);
   } else {
-    const Widener w(byte_table(t));
+    const Widener<true> w(byte_table(t));
     for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded);
   }
 }
@@ -131,14 +144,30 @@ static inline void stage_keys(const Call& c, int b, int h, int64_t t, int count,
     if (value) stage_rows(c.kv_dtype, run.value, c.value.slot, n, value + done * s.width_v, c.head_size_v, s.width_v);
     done += n;
   }
+  if (count == 16) return;
   if (key) memset(key + count * s.width, 0, sizeof(bf) * (16 - count) * s.width);
   if (value) memset(value + count * s.width_v, 0, sizeof(bf) * (16 - count) * s.width_v);
 }
 
+// Prefetch the stored rows of up to 16 keys from t on, of those before `end`.
+static inline void prefetch_stored(const Call& c, int b, int h, int64_t t, int64_t end) {
+  const int64_t size = dtype_bytes(c.kv_dtype), count = imin(16, end - t);
+  for (int64_t done = 0; done < count;) {
+    const Run run = run_at(c, b, h, t + done);
+    const int64_t n = imin(run.count, count - done);
+    for (int64_t i = 0; i < n; i++) {
+      for (int64_t d = 0; d < c.head_size * size; d += 64) _mm_prefetch(run.key + i * c.key.slot + d, _MM_HINT_T1);
+      for (int64_t d = 0; d < c.head_size_v * size; d += 64) _mm_prefetch(run.value + i * c.value.slot + d, _MM_HINT_T1);
+    }
+    done += n;
+  }
+}
+
 // The tiles of keys [t, t + n), n <= 64; past n the last tile again, whose products are masked. `key` and `value` are
-// memory for copies where the cache cannot be read directly.
-static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, bf* key, bf* value, const TileSource& s,
-                            StepTiles& tiles) {
+// memory for copies where the cache cannot be read directly; while one tile is copied, the one 64 keys later, if it is
+// before `end`, is prefetched.
+static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64_t end, bf* key, bf* value,
+                            const TileSource& s, StepTiles& tiles) {
   // Without blocks the memory may end with the last key; a block always has room for its 16.
   const bool inside = c.table || n % 16 == 0;
   const bool key_direct = s.key_direct && inside, value_direct = s.value_direct && inside;
@@ -154,9 +183,11 @@ static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, bf* k
     bf *to_key = key + 16 * i * s.width, *to_value = value + 16 * i * s.width_v;
     tiles.key[i] = key_direct ? reinterpret_cast<const bf*>(run.key) : to_key;
     tiles.value[i] = value_direct ? reinterpret_cast<const bf*>(run.value) : to_value;
-    if (!key_direct || !value_direct)
+    if (!key_direct || !value_direct) {
+      prefetch_stored(c, b, h, t + 64 + 16 * i, end);
       stage_keys(c, b, h, t + 16 * i, static_cast<int>(imin(16, n - 16 * i)), key_direct ? nullptr : to_key,
                  value_direct ? nullptr : to_value, s);
+    }
     run.key += 16 * c.key.slot, run.value += 16 * c.value.slot, run.count -= 16;
   }
 }

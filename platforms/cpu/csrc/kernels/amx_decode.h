@@ -66,7 +66,7 @@ static inline void decode_start(const Call& c, const Item& it, const Decode& x, 
 
 // Interleave 8 pairs of V rows of one tile, from pair `begin` on; the keys at `next` are prefetched. To L2: into L1 is
 // slower, probably for want of line fill buffers.
-template <int ND, int NK>
+template <int ND, int NK, bool AHEAD>
 static inline void pack_pairs(const bf* value, int64_t step, int begin, int end, int nd, bf* to, const bf* next,
                               int64_t next_step) {
   const int columns = ND ? ND / 2 : nd / 2, ahead = NK;
@@ -74,7 +74,7 @@ static inline void pack_pairs(const bf* value, int64_t step, int begin, int end,
   for (int i = begin; i < end; i++, value += 2 * step, next += 2 * next_step)
     for (int j = 0; j < columns; j++) {
       const __m512i e = _mm512_loadu_si512(value + j * 32), f = _mm512_loadu_si512(value + step + j * 32);
-      if (j < ahead) {
+      if (AHEAD && j < ahead) {
         _mm_prefetch(next + j * 32, _MM_HINT_T1);
         _mm_prefetch(next + next_step + j * 32, _MM_HINT_T1);
       }
@@ -84,7 +84,7 @@ static inline void pack_pairs(const bf* value, int64_t step, int begin, int end,
 }
 
 // Products of 32 keys with all rows, while their values are packed.
-template <int NK, int ND>
+template <int NK, int ND, bool AHEAD>
 static inline void decode_products(const Decode& x, const TileSource& src, int rows, const StepTiles& now,
                                    const StepTiles& next, int group) {
   const int nk = NK ? NK : src.width / 32, nd = ND ? ND : src.width_v / 16, first = 2 * group;
@@ -101,9 +101,9 @@ static inline void decode_products(const Decode& x, const TileSource& src, int r
     // Pairs 0 to 7 are of the first tile, 8 to 15 of the second.
     const int begin = y * 16 / nk, end = (y + 1) * 16 / nk, cut = begin < 8 ? (end < 8 ? end : 8) : begin;
     if (begin < cut)
-      pack_pairs<ND, NK ? NK : 64>(now.value[first], now.value_step, begin, cut, nd, to, next.key[first], next.key_step);
+      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first], now.value_step, begin, cut, nd, to, next.key[first], next.key_step);
     if (cut < end)
-      pack_pairs<ND, NK ? NK : 64>(now.value[first + 1], now.value_step, cut - 8, end - 8, nd, to + 8 * 32,
+      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first + 1], now.value_step, cut - 8, end - 8, nd, to + 8 * 32,
                                    next.key[first + 1], next.key_step);
   }
   _tile_stored(0, x.s + group * 32 * rows, rows * 4);
@@ -152,7 +152,7 @@ static inline void decode_softmax(const Decode& x, int g, int rows, int64_t t, i
 }
 
 // o += P.V; the values at `next` are prefetched.
-template <int ND>
+template <int ND, bool AHEAD>
 static inline void decode_weigh(const Decode& x, const TileSource& src, int groups, const StepTiles& next) {
   const int nd = ND ? ND : src.width_v / 16, width_v = nd * 16;
 #pragma GCC unroll 8
@@ -160,7 +160,7 @@ static inline void decode_weigh(const Decode& x, const TileSource& src, int grou
     _tile_loadd(2, x.o + y * 16, width_v * 4);
     _tile_loadd(3, x.o + y * 16 + 16, width_v * 4);
     for (int g = 0; g < groups; g++) {
-      for (int i = y * 32 / nd; i < (y + 2) * 32 / nd; i++) {
+      for (int i = y * 32 / nd; AHEAD && i < (y + 2) * 32 / nd; i++) {
         const bf* p = next.value[2 * g + i / 16] + i % 16 * next.value_step;
         for (int j = 0; j < width_v; j += 32) _mm_prefetch(p + j, _MM_HINT_T1);
       }
@@ -189,11 +189,12 @@ static inline Extent common_extent(const Bounds* rows, int n) {
   return e;
 }
 
-template <int NK, int ND, bool PLAIN>
+// DIRECT: tiles are read where they are stored, and those of the next step are prefetched as the step goes.
+template <int NK, int ND, bool PLAIN, bool DIRECT>
 static void decode_steps(const Call& c, const Item& it, const Decode& x, const TileSource& src) {
   const int rows = it.r1 - it.r0;
   const Extent e = extent_of(x.bounds, rows, it.k0, it.k1), common = common_extent(x.bounds, rows);
-  const bool scaled = c.kv_dtype == DType::kInt8, direct = src.key_direct && src.value_direct && c.table;
+  const bool scaled = c.kv_dtype == DType::kInt8;
   const __m512i at = _mm512_mullo_epi32(lanes(), _mm512_set1_epi32(rows));
   const vf factor = vset(x.rules[0].factor);
   StepScales scales;
@@ -202,24 +203,24 @@ static void decode_steps(const Call& c, const Item& it, const Decode& x, const T
   const int64_t first = e.from < e.to ? e.from / kStep * kStep : e.to;
   auto count_at = [&](int64_t t) { return static_cast<int>(imin(kStep, e.to - t)); };
   auto find = [&](int64_t t, StepTiles& to) {
-    tiles_at(c, it.b, it.h, t, count_at(t), x.key, x.value, src, to);
+    tiles_at(c, it.b, it.h, t, count_at(t), e.to, x.key, x.value, src, to);
   };
-  if (direct && first < e.to) find(first, tiles[0]);
+  if (DIRECT && first < e.to) find(first, tiles[0]);
   for (int64_t t = first; t < e.to; t += kStep, now ^= 1) {
     const int n = count_at(t), groups = (n + 31) / 32;
-    const bool more = direct && t + kStep < e.to;
-    if (!direct) find(t, tiles[now]);
+    const bool more = DIRECT && t + kStep < e.to;
+    if (!DIRECT) find(t, tiles[now]);
     if (more) find(t + kStep, tiles[now ^ 1]);
     const StepTiles& next = tiles[more ? now ^ 1 : now];
     if (!PLAIN && scaled) load_step_scales(c, it, t, n, scales);
     ATTN_TILE_FENCE;
-    for (int g = 0; g < groups; g++) decode_products<NK, ND>(x, src, rows, tiles[now], next, g);
+    for (int g = 0; g < groups; g++) decode_products<NK, ND, DIRECT>(x, src, rows, tiles[now], next, g);
     ATTN_TILE_FENCE;
     const bool masked = t < common.from || t + kStep > common.to || t + kStep > e.to;
     for (int g = 0; g < rows; g++)
       decode_softmax<PLAIN>(x, g, rows, t, n, masked, src.width_v, factor, at, scales, scaled);
     ATTN_TILE_FENCE;
-    decode_weigh<ND>(x, src, groups, next);
+    decode_weigh<ND, DIRECT>(x, src, groups, next);
     ATTN_TILE_FENCE;
   }
 }
@@ -229,8 +230,12 @@ static void decode_run(const Call& c, const Item& it, char* scratch) {
   const TileSource src = tile_source(c);
   const Decode x = decode_in(scratch, src);
   decode_start(c, it, x, src);
-  if (x.rules[0].plain && c.kv_dtype != DType::kInt8) decode_steps<NK, ND, true>(c, it, x, src);
-  else decode_steps<NK, ND, false>(c, it, x, src);
+  const bool plain = x.rules[0].plain && c.kv_dtype != DType::kInt8;
+  const bool direct = src.key_direct && src.value_direct && c.table;
+  if (plain && direct) decode_steps<NK, ND, true, true>(c, it, x, src);
+  else if (plain) decode_steps<NK, ND, true, false>(c, it, x, src);
+  else if (direct) decode_steps<NK, ND, false, true>(c, it, x, src);
+  else decode_steps<NK, ND, false, false>(c, it, x, src);
   _tile_release();
   for (int g = 0; g < it.r1 - it.r0; g++)
     put_unordered_row(c, it, it.r0 + g, x.o + g * src.width_v, src.width_v, x.m[g], vrsum(vload(x.l + g * 16)));

@@ -90,12 +90,12 @@ static void pack_keys(const Call& c, const Item& it, const Prefill& x, const Til
   StepTiles tiles;
   for (int k = 0; k < n; k += kStep) {
     const int count = static_cast<int>(imin(kStep, n - k));
-    tiles_at(c, it.b, it.h, x.t0 + k, count, x.key, x.value, src, tiles);
+    tiles_at(c, it.b, it.h, x.t0 + k, count, x.t0 + n, x.key, x.value, src, tiles);
     for (int i = 0; i < (count + 31) / 32 * 2; i++) {
       for (int y = 0; y < nk; y++)
         transpose_pairs(tiles.key[i] + y * 32, tiles.key_step, x.keys + ((k / 16 + i) * nk + y) * 512);
       bf* to = x.values + (k / 32 + i / 2) * nd * 512 + i % 2 * 8 * 32;
-      pack_pairs<0, 0>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
+      pack_pairs<0, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
     }
   }
   if (!x.scaled) return;
