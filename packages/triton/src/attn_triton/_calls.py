@@ -111,19 +111,19 @@ class LayerCalls:
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
-        programs = self._programs_for(
-            (
-                metadata.shape,
-                query.stride(),
-                output.stride(),
-                keys.strides,
-                keys.page,
-                metadata.causal,
-                scales.mode,
-            ),
-            keys,
-            query.device,
+        key = (
+            metadata.shape,
+            query.stride(),
+            output.stride(),
+            keys.strides,
+            keys.page,
+            metadata.causal,
+            scales.mode,
         )
+        programs = self._programs.get(key)
+        if programs is None:
+            require_readable(keys.dtype, query.device)
+            programs = self._programs[key] = self._make(key, keys.has_inline_scales)
         numbers = (
             0 if lse is None else lse.stride(0),
             self._scale * scales.k,
@@ -148,17 +148,9 @@ class LayerCalls:
             if not (bits | (0 if own is _NOTHING else _union(places))) & _ALIGNMENT:
                 _launch(handles, step, _ADDRESSES, call, places, numbers)
                 return
-        key, value = tensors()[:2]
-        arguments = (query, key, value, output, lse)
+        arguments = (query, *tensors()[:2], output, lse)
         _launch(programs.launchers, step, _TENSORS, arguments, own, numbers)
         programs.remember(presence, step, arguments, own, numbers)
-
-    def _programs_for(self, key: _Key, keys: KeysValues, device: torch.device) -> _Programs:
-        programs = self._programs.get(key)
-        if programs is None:
-            require_readable(keys.dtype, device)
-            programs = self._programs[key] = self._make(key, keys.has_inline_scales)
-        return programs
 
     def _scales(
         self,

@@ -31,6 +31,7 @@ class KeysValues:
         page: tokens per block; 0 without a cache.
         dtype: of the elements.
         bits: all that are set in an address, for seeing whether they are aligned.
+        device: where they are.
     """
 
     key: int
@@ -41,6 +42,7 @@ class KeysValues:
     page: int
     dtype: torch.dtype
     bits: int
+    device: torch.device
 
     @property
     def has_inline_scales(self) -> bool:
@@ -61,15 +63,20 @@ class CacheReader:
         self._address = 0
         self._keys: KeysValues | None = None
 
+    def known(self, kv_cache: Tensor | None) -> KeysValues | None:
+        """Return where the keys and values of the cache that was read last are; None of another."""
+        if kv_cache is None or self._seen is None or self._seen() is not kv_cache:
+            return None
+        return self._keys if kv_cache.data_ptr() == self._address else None
+
     def read(self, kv_cache: Tensor) -> KeysValues:
         """Return where the keys and values of a cache are.
 
         Raises:
             InvalidInputError: it is no cache of the spec.
         """
-        keys, seen = self._keys, self._seen
-        is_known = seen is not None and seen() is kv_cache
-        if is_known and keys is not None and kv_cache.data_ptr() == self._address:
+        keys = self.known(kv_cache)
+        if keys is not None:
             return keys
         self._keys = keys = self._of(kv_cache)
         self._seen, self._address = weakref.ref(kv_cache), kv_cache.data_ptr()
@@ -91,6 +98,7 @@ class CacheReader:
             page=key.shape[1],
             dtype=key.dtype,
             bits=key.data_ptr() | value.data_ptr(),
+            device=key.device,
         )
 
 
@@ -105,6 +113,7 @@ def keys_of_call(key: Tensor, value: Tensor) -> KeysValues:
         page=0,
         dtype=key.dtype,
         bits=key.data_ptr() | value.data_ptr(),
+        device=key.device,
     )
 
 

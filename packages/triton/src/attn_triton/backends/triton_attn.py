@@ -190,6 +190,11 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         metadata: TritonAttentionMetadata,
     ) -> tuple[KeysValues, Callable[[], KeysValuesTensors]]:
         """Return where keys and values are, after checking it."""
+        if self._reader is not None and kv_cache is not None:
+            known = self._reader.known(kv_cache)
+            if known is not None and known.device == device:
+                self._checker.check_written_keys(key, value, device)
+                return known, partial(self._reader.tensors, kv_cache)
         if self._reader is None:
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
             key, value = _dense(key), _dense(value)
