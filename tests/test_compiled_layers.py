@@ -131,6 +131,7 @@ class _Counting:
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what inductor itself imports
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_inductor_compiles_around_the_operator(backend: str) -> None:
     layer = layer_on("cuda", backend)
