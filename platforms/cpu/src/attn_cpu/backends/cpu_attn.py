@@ -7,8 +7,6 @@ runs on: AMX, AVX-512, AVX2, or what any processor understands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -23,6 +21,7 @@ from attn_cpu._attn_metadata import (
     Plan,
     sight_of,
 )
+from attn_cpu._ops import call, op
 from attn_cpu._scales import ScaleTensors
 from attn_cpu._views import splitter
 from attn_cpu.isa import BEST, IsaLevel, forced_level
@@ -42,7 +41,6 @@ __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataB
 
 _LIBRARY = "attn_cpu_kernels"
 _HOST = torch.device("cpu")
-_REFUSAL = "attn_cpu: "  # how the ops begin to say what is wrong
 
 
 class CpuAttnBackend(AttentionBackend):
@@ -241,8 +239,8 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         plan: Plan,
     ) -> None:
         batch = metadata.batch
-        _call(
-            _op("attention"),
+        call(
+            op("attention"),
             query,
             output,
             lse,
@@ -288,8 +286,8 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._checker.check_written_keys(key, value, _HOST)
         self._check_layer(layer)
         keys = self._views(layer, kv_cache)
-        _call(
-            _op("write_kv"),
+        call(
+            op("write_kv"),
             key,
             value,
             keys.key,
@@ -301,25 +299,3 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             keys.value_scales,
             True,
         )
-
-
-@cache
-def _op(name: str) -> Callable[..., None]:
-    """Return an op's one overload, which is called without a look at its arguments' types."""
-    overload: Callable[..., None] = getattr(torch.ops.attn_cpu, name).default
-    return overload
-
-
-def _call(op: Callable[..., None], *arguments: object) -> None:
-    """Call an op, whose refusals name argument, value and what is allowed.
-
-    Raises:
-        InvalidInputError: it refused.
-    """
-    try:
-        op(*arguments)
-    except RuntimeError as error:
-        words = str(error).partition("\n")[0]
-        if not words.startswith(_REFUSAL):
-            raise
-        raise InvalidInputError(words.removeprefix(_REFUSAL)) from error
