@@ -16,7 +16,7 @@ def _raiser(words: str) -> Callable[..., None]:
 
 
 def test_a_refusal_becomes_the_projects_error() -> None:
-    with pytest.raises(InvalidInputError, match="^scale is inf; allowed: finite$"):
+    with pytest.raises(InvalidInputError, match=r"^scale is inf; allowed: finite$"):
         call(_raiser("attn_cpu: scale is inf; allowed: finite\nException raised from somewhere"))
 
 
