@@ -49,7 +49,10 @@ def quantize_fp8(x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor
     """
     _check_fp8(dtype)
     limit = torch.finfo(dtype).max
-    quotient = x.float() / _per_head_scale(x, scale)
+    divisor = _per_head_scale(x, scale)
+    if not isinstance(divisor, Tensor):  # GPUs multiply by the reciprocal of a number
+        divisor = x.new_full((), divisor, dtype=torch.float32)
+    quotient = x.float() / divisor
     # Casts out of range differ by format (448, NaN, inf), so saturation is spelled out.
     return quotient.clamp(-limit, limit).to(dtype)
 

@@ -216,7 +216,7 @@ def _variant(
         constants={
             "HEADS": 8,
             "BLOCK_SIZE": 16,
-            "ROWS": 16,
+            "ROWS": 8 if stored else 16,
             "KEY_SIZE": key_size,
             "KEY_WIDTH": 128,
             "KEY_STEP": 1,
