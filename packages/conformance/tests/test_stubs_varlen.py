@@ -445,3 +445,32 @@ def test_ragged_keys_need_no_table() -> None:
 
     assert returned is out
     assert out[:, 0, 0].tolist() == [2.0, 2.0]  # not causal
+
+
+def early_call(*key_lens: int, query_lens: tuple[int, ...]) -> Tensor:
+    """Return the LSE (1, T) of FlashAttention 2 over pages, from keys of zeros in block 1."""
+    starts = torch.tensor((0, *query_lens)).cumsum(0).int()
+    with stub_vendor(FLASH_ATTN_2):
+        function = importlib.import_module("flash_attn").flash_attn_varlen_func
+        result = function(
+            **tensors(256, int(starts[-1])),
+            cu_seqlens_q=starts,
+            cu_seqlens_k=torch.tensor((0, *key_lens)).cumsum(0).int(),
+            max_seqlen_q=max(query_lens),
+            max_seqlen_k=max(key_lens),
+            block_table=torch.ones(len(key_lens), 1, dtype=torch.int32),
+            return_attn_probs=True,
+        )
+    lse: Tensor = result[1]
+    return lse
+
+
+def test_flash_attention_2_writes_the_lse_of_keyless_pages_elsewhere() -> None:
+    # Rows of 1, 1 and 2; request 1 begins at row 1 and writes where requests are 2 apart.
+    lse = early_call(1, 0, 1, query_lens=(1, 1, 2))
+    assert lse.tolist() == [[0.0, 0.0, math.inf, 0.0]]
+
+
+def test_flash_attention_2_writes_past_the_lse_of_keyless_pages() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        early_call(1, 1, 0, query_lens=(1, 1, 2))

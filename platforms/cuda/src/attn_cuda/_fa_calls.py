@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_cuda._fa_keyless import Keyless
 from attn_cuda._fa_providers import Provider
 from attn_cuda._vendor import fa3_fwd, flash_attn, flash_attn_3, flash_attn_4, vllm_flash_attn
 from attn_shared.request import Window
@@ -38,6 +39,7 @@ class KeyStep:
         block_table: (B, M) int32, or None for keys that come with the call.
         num_splits: parts that the keys of a request are cut into; 0 leaves it to the kernel.
         schedule: what the library worked out ahead of the layers, or None.
+        keyless: the requests that have keys here alone, and whose rows are to be set; or None.
     """
 
     query_start_loc: Tensor
@@ -49,6 +51,7 @@ class KeyStep:
     block_table: Tensor | None = None
     num_splits: int = 0
     schedule: Tensor | None = None
+    keyless: Keyless | None = None
 
     @property
     def num_reqs(self) -> int:

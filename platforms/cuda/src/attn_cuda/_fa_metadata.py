@@ -11,6 +11,7 @@ from torch import Tensor
 from attn_cuda._fa_buffers import Buffers
 from attn_cuda._fa_calls import KeyStep, schedule
 from attn_cuda._fa_capability import NAME
+from attn_cuda._fa_keyless import with_keys
 from attn_cuda._fa_loaded import Loaded, loaded, provider_of
 from attn_cuda._fa_providers import Provider
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
@@ -165,7 +166,7 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         self._check_device(common.query_start_loc)
         if common_prefix_len:
             return self._cascade(common_prefix_len, common)
-        step = self._paged(common) if self._is_cached else self._ragged(common)
+        step = self._with_keys(common) if self._is_cached else self._ragged(common)
         if self._has_schedule and not fast_build and common.num_actual_tokens:
             step = replace(step, schedule=self._schedule(step))
         return FlashAttnMetadata(
@@ -212,6 +213,30 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             block_table=common.block_table,
             num_splits=self._num_splits(common),
         )
+
+    def _with_keys(self, common: CommonAttentionMetadata) -> KeyStep:
+        """Return the step with keys for all, for the library that must not meet a request without.
+
+        A captured graph looks for such requests at every replay; else the host knows of them or
+        not, where it was told upper bounds.
+        """
+        step, tokens = self._paged(common), common.num_actual_tokens
+        if self._provider.version != 2 or not tokens:
+            return step
+        is_kept = not {tokens, common.num_reqs}.isdisjoint(self.config.capture_sizes)
+        host = self._exact_key_lens(common)
+        if not is_kept and host is not None and int(host.min()) > 0:
+            return step
+        buffers = self._buffers if is_kept else Buffers(self.device, is_kept=False)
+        step = with_keys(step, num_tokens=tokens, block_size=self._block_size, buffers=buffers)
+        if step.key_start_loc is None or step.key_lens is None:
+            return step
+        return replace(step, key_start_loc=self._starts("key_start_loc", step.key_lens))
+
+    def _exact_key_lens(self, common: CommonAttentionMetadata) -> Tensor | None:
+        if self._layer.attn_type is AttentionType.ENCODER_DECODER:
+            return common.encoder_seq_lens_cpu
+        return common.seq_lens_cpu if common.seq_lens_cpu_is_exact else None
 
     def _encoder_lens(self, common: CommonAttentionMetadata) -> tuple[Tensor, int]:
         lens, host = common.encoder_seq_lens, common.encoder_seq_lens_cpu
@@ -340,6 +365,8 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         self._check_device(block_table)
         prefix, step = metadata.prefix, metadata.step
         if prefix is None:
+            if step.keyless is not None:
+                block_table = step.keyless.table(block_table)
             return replace(metadata, step=replace(step, block_table=block_table))
         blocks = prefix.max_key_len // self._block_size
         return replace(

@@ -34,12 +34,15 @@ class LseForm:
         keyless: of a row that sees no key (where no sink is in the denominator).
         alibi_by_column: in causal rows without a window the kernel adds slope * j in place of
             -slope * (i - j), so that the LSE of the row at position i comes out slope * i above.
+        keyless_astray: with pages the LSE of a request without keys goes to where it would be if
+            the tensor were (B, Hq, longest query), be that another's row or past the end.
     """
 
     base: Literal["e", "2"] = "e"
     layout: Literal["HT", "TH"] = "HT"
     keyless: float = -math.inf
     alibi_by_column: bool = False
+    keyless_astray: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,7 +150,28 @@ class KernelCall:
         if form.base == "2":
             lse = lse / math.log(2)
         lse = lse.masked_fill(keyless, form.keyless).float()
+        if form.keyless_astray and self.block_table is not None:
+            lse = self._led_astray(lse, form.keyless)
         return lse if form.layout == "HT" else lse.T.contiguous()
+
+    def _led_astray(self, lse: Tensor, keyless: float) -> Tensor:
+        """Return an LSE (Hq, T) in which requests without keys wrote to the wrong places.
+
+        Raises:
+            RuntimeError: such a place is past the end.
+        """
+        astray, num_heads = lse.clone(), len(lse)
+        starts, lens = self.query_starts.tolist(), self.query_starts.diff().tolist()
+        early = [i for i, n in enumerate(self.key_lens.tolist()) if n <= 0 and lens[i]]
+        for index in early:
+            astray[:, starts[index] : starts[index + 1]] = 0.0
+        for index in early:
+            for head in range(num_heads):
+                first = (index * num_heads + head) * max(lens)
+                if first + lens[index] > astray.numel():
+                    raise RuntimeError("an illegal memory access was encountered: LSE")
+                astray.view(-1)[first : first + lens[index]] = keyless
+        return astray
 
     def _positions(self, num_rows: int) -> Tensor:
         """Return the absolute position of each row, 0 for padding: float64 (T,)."""

@@ -249,6 +249,8 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             first, second, third = (self._descales.of(scale, num_reqs, device) for scale in scales)
             extras.descales = (first, second, third)
         result, lse = self._call(query, *keys, step, extras)
+        if step.keyless is not None:
+            step.keyless.blank(result, lse if extras.with_lse else None)
         if raw is not None and sinks is not None and lse is not None:
             lse = self._with_sinks(result, lse, raw, sinks, is_exact)
         return result, lse

@@ -14,8 +14,10 @@ __all__ = ["FLASH_ATTN_2"]
 
 _TUNING = frozenset({"deterministic", "num_splits"})
 
-# Its kernel calls a row without a key +inf, and adds ALiBi by column in causal rows (alibi.h).
+# Its kernel calls a row without a key +inf, and adds ALiBi by column in causal rows (alibi.h). With
+# pages it leaves early, and forgets that the LSE of ragged queries is (Hq, T) (flash_fwd_kernel.h).
 _LSE_2 = LseForm(keyless=math.inf, alibi_by_column=True)
+_LSE_RAGGED_2 = LseForm(keyless=math.inf, alibi_by_column=True, keyless_astray=True)
 
 _VARLEN_2 = VarlenFunction(
     signature=VendorSignature(
@@ -35,7 +37,7 @@ _VARLEN_2 = VarlenFunction(
         lse_flag="return_attn_probs",
     ),
     limits=Limits(page_multiple=256),
-    lse=_LSE_2,
+    lse=_LSE_RAGGED_2,
     tuning=_TUNING,
     with_lse=("output", "lse", "none"),
     needs_positive_scale=True,

@@ -114,7 +114,7 @@ _BY_VERSION = {
         signature=_SIGNATURE,
         roles=_ROLES,
         limits=Limits(page_multiple=16),
-        lse=LseForm(keyless=float("inf"), alibi_by_column=True),
+        lse=LseForm(keyless=float("inf"), alibi_by_column=True, keyless_astray=True),
         tuning=_TUNING,
         rules=(_one_kind_of_lengths, _limits_of_2, _rows_of_2),
         needs_positive_scale=True,
