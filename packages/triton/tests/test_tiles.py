@@ -8,6 +8,7 @@ from attn_shared.arch import parse_arch
 from attn_triton.tiles import (
     Tile,
     Widths,
+    combine_warps,
     decode_tiles,
     launch_row,
     least_shared_bytes,
@@ -96,6 +97,11 @@ def test_an_fp8_cache_is_read_by_longer_tiles_on_hopper() -> None:
 def test_float32_products_run_on_small_tiles() -> None:
     tile = prefill_tile(parse_arch("sm_90"), widths(128, 4))
     assert (tile.rows, tile.keys, tile.max_registers) == (32, 32, None)
+
+
+@pytest.mark.parametrize(("width", "warps"), [(16, 1), (128, 1), (256, 2), (512, 4)])
+def test_a_thread_that_merges_holds_four_columns_of_all_parts(width: int, warps: int) -> None:
+    assert combine_warps(width) == warps
 
 
 def test_every_row_says_where_it_comes_from() -> None:

@@ -20,12 +20,11 @@ from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
 from attn_triton.launch import Handle, Launcher
 from attn_triton.machine import require_readable
-from attn_triton.tiles import Tile, Widths
+from attn_triton.tiles import COMBINE_PARTS, Tile, Widths, combine_warps
 
 __all__ = ["LayerCalls"]
 
 _LOG2E = math.log2(math.e)
-_COMBINE_PARTS = 32  # merged at a time; more than most waves cut a request into
 _ALIGNMENT = 15  # bits of an address that must be 0 for the widest accesses
 
 
@@ -182,7 +181,9 @@ class LayerCalls:
         found: dict[str, Launcher] = {}
         if shape.decode is not None:
             found["decode"] = _launcher(decode, shape.decode, own | {"BLOCKS": shape.blocks})
-            found["combine"] = Launcher(combine, merged | {"PARTS": _COMBINE_PARTS})
+            found["combine"] = Launcher(
+                combine, merged | {"PARTS": COMBINE_PARTS}, num_warps=combine_warps(self._padded[1])
+            )
         if shape.prefill is not None:
             tile = shape.prefill
             if self._spec.softcap is not None or self._spec.has_alibi or is_int8:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attn_shared.arch import parse_arch
-from attn_triton.tiles import Tile, Widths, decode_tiles, prefill_tile
+from attn_triton.tiles import (
+    COMBINE_PARTS,
+    Tile,
+    Widths,
+    combine_warps,
+    decode_tiles,
+    prefill_tile,
+)
 from attn_triton.variants import KernelVariant
 
 __all__ = ["combine_variants", "decode_variants", "plan_variants", "prefill_variants"]
@@ -124,7 +131,7 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
             "HK": 8,
             "DV": size,
             "DVP": padded,
-            "PARTS": 32,
+            "PARTS": COMBINE_PARTS,
             "O_TOKEN": 32 * size,
             "O_HEAD": size,
         }
@@ -133,6 +140,7 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
             kernel=kernel,
             signature=_signature(kernel, constants, _Layer(name="combine")),
             constants=constants,
+            num_warps=combine_warps(padded),
             is_main=size == 128,
         )
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from attn_shared.arch import Arch
 
 __all__ = [
+    "COMBINE_PARTS",
     "LaunchRow",
     "Tile",
     "Widths",
+    "combine_warps",
     "decode_tiles",
     "launch_row",
     "least_shared_bytes",
@@ -23,6 +25,9 @@ __all__ = [
     "prefill_tile",
     "shared_bytes",
 ]
+
+COMBINE_PARTS = 32
+"""Parts of a request that are merged at a time; more than most waves cut one into."""
 
 _LEAST = 16  # rows, keys and widths of the smallest product of tiles
 _UNKNOWN_SHARED_BYTES = 64 * 1024  # of architectures whose limit is in no table
@@ -210,6 +215,15 @@ def decode_tiles(arch: Arch, widths: Widths, num_rows: int) -> tuple[Tile, Tile]
         _in_waves(replace(row.decode, rows=rows), widths, arch),
         _in_waves(replace(row.decode_full, rows=rows), widths, arch),
     )
+
+
+def combine_warps(padded_v: int) -> int:
+    """Return the warps that merge the parts of one row.
+
+    One for a width of 128: each thread then holds its columns of all parts, and sums them without
+    another. That many registers are all there are, so that wider heads get more.
+    """
+    return max(1, padded_v // 128)
 
 
 def prefill_tile(arch: Arch, widths: Widths) -> Tile:

@@ -142,12 +142,11 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
         if query.stride(2) != 1:
             query = query.contiguous()
-        if output.stride(2) == 1 or output.shape[2] == 1:
-            self._calls.run(layer, query, output, lse, keys, tensors, metadata)
-            return output
-        dense = torch.empty_like(output, memory_format=torch.contiguous_format)
-        self._calls.run(layer, query, dense, lse, keys, tensors, metadata)
-        return output.copy_(dense)
+        into = output
+        if output.stride(2) != 1:
+            into = torch.empty_like(output, memory_format=torch.contiguous_format)
+        self._calls.run(layer, query, into, lse, keys, tensors, metadata)
+        return output if into is output else output.copy_(into)
 
     def do_kv_cache_update(
         self,
