@@ -23,8 +23,8 @@ _PLAIN, _INT8 = 0, 4
 _NUMBER, _ONE_ELEMENT, _PER_HEAD = 0, 1, 2
 _WITH_INSTRUCTIONS = (torch.float8_e4m3fn, torch.float8_e5m2)  # on NVIDIA GPUs, from here on:
 _FP8_CAPABILITY = (8, 9)
-# Elements of keys in a program, and as many of values. On an H200 the smaller tile writes 256 tokens
-# 20% quicker into int8 and fp8, and 8192 tokens 12% quicker into int8; bf16 gains nothing by it.
+# Elements of keys in a program, and as many of values. On an H200 the smaller tile writes 256
+# tokens 20% quicker into int8 and fp8, 8192 tokens 12% quicker into int8; bf16 gains nothing by it.
 _TILE_ELEMENTS = 2048
 _QUANTIZED_TILE_ELEMENTS = 1024
 _WIDEST = 16
