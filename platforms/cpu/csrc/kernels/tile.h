@@ -10,6 +10,13 @@ static constexpr bool kWordDot = true;
 static constexpr bool kWordDot = false;
 static inline vf vdot_words(const char*, const char*, vf sum) { return sum; }
 #endif
+// A level without fused products rounds each of them: its float32 rows are multiplied in double precision, or large
+// logits would err more than the contract allows.
+#if defined(__FMA__) || defined(__aarch64__)
+static constexpr bool kHasFused = true;
+#else
+static constexpr bool kHasFused = false;
+#endif
 
 struct Tile {
   float *q, *k, *v, *s, *o, *m, *l;
@@ -304,7 +311,7 @@ static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, in
   const bool direct = c.kv_dtype == DType::kFloat32;
   const bool keys_direct = words ? c.head_size % (2 * W) == 0 : direct && c.head_size % W == 0;
   const Work w = {c, it, t, rows, r0, padded, keys_direct, direct && c.head_size_v % W == 0, words,
-                  c.dtype == DType::kFloat32 && c.softcap != 0.f, key_width};
+                  c.dtype == DType::kFloat32 && (!kHasFused || c.softcap != 0.f), key_width};
   if (block == 1) run_tile<1>(w);
   else if (block == 2) run_tile<2>(w);
   else run_tile<kDotRows>(w);
