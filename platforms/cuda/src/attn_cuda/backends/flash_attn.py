@@ -176,7 +176,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         rows = self._rows(query, metadata.num_actual_tokens)
         out = None
         if output is not None and self.provider.writes_out:
-            out = output if rows.shape[0] == output.shape[0] else output[: rows.shape[0]]
+            out = output if rows is query else output[: rows.shape[0]]  # as long as the query
         result, found = self._attend(layer, rows, keys, metadata.step, out, lse is not None)
         if lse is not None and found is not None:
             if self.provider.version == 2:
