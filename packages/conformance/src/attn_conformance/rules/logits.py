@@ -21,14 +21,10 @@ def _scale(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 
 def _softcap(depth: Depth, fit: Fit) -> Iterator[Case]:
-    """A cap that bends most logits, one that bends few, and logits far beyond it.
-
-    Those reach 300, past which exp(2 x) is no float32; larger ones would leave it to the order of a
-    few products, a matter of luck, where the one that is not saturated ends up.
-    """
+    """A cap that bends most logits, one that bends few, and logits far beyond it."""
     for cap in (0.5, 5.0):
         yield from over_shapes(fit, depth, str(cap), softcap=cap, query_factor=3.0)
-    yield from over_shapes(fit, depth, "far-beyond", softcap=1.0, query_factor=100.0)
+    yield from over_shapes(fit, depth, "far-beyond", softcap=1.0, query_factor=1000.0)
 
 
 def _alibi(depth: Depth, fit: Fit) -> Iterator[Case]:
