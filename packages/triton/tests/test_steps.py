@@ -46,7 +46,8 @@ def decodes(count: int, tokens: int = 1) -> Composition:
         (33, 3, 0),  # as many requests as slots: nothing is cut
         (34, 2, 66),  # 4 programs a unit, less deep
         (66, 2, 0),
-        (256, 2, 0),
+        (67, 3, 0),  # several waves of either
+        (256, 3, 0),
     ],
 )
 def test_a_wave_on_132_units(count: int, stages: int, slots: int) -> None:

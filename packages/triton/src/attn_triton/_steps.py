@@ -144,8 +144,8 @@ class Planner:
             tile, items, slots = deep, count * MAX_PARTS, 0
             may_split = max_seq_len > _LEAST_PART_TILES * tile.keys
         else:
-            is_deep = count * columns <= units * deep.programs_per_unit
-            tile = deep if is_deep and not (spans and is_ragged(spans)) else full
+            is_ragged_wave = spans is not None and is_ragged(spans)
+            tile = self._tile_of_wave(count * columns, deep, full, is_ragged=is_ragged_wave)
             slots = max(1, units * tile.programs_per_unit // columns)
             may_split = count < slots and max_seq_len > tile.keys
             if may_split and spans:
@@ -159,6 +159,17 @@ class Planner:
             slots=slots if may_split else 0,
             may_split=may_split,
         )
+
+    def _tile_of_wave(self, programs: int, deep: Tile, full: Tile, *, is_ragged: bool) -> Tile:
+        """Choose by how many programs there are before anything is cut.
+
+        Deep ones where a wave of them holds all, and again where several waves of either are
+        needed; those that a full wave holds and a deep one does not run as one full wave.
+        """
+        units = self.machine.compute_units
+        if programs <= units * deep.programs_per_unit:
+            return full if is_ragged else deep
+        return full if programs <= units * full.programs_per_unit else deep
 
     def _tiles_for(self, max_rows: int) -> tuple[Tile, Tile]:
         found = self._tiles.get(max_rows)
