@@ -33,6 +33,7 @@ _SHARED = (
     *("batch_invariant", "flash_attn_version"),
 )
 _MOST_SPLITS = 32
+_MOST_CUT_BY_LENGTH = 992  # requests; FlashAttention 3 cuts larger batches all alike
 _TILE_ROWS = 128  # of queries times heads of a group
 _USUAL_COMPUTE_UNITS = 132
 
@@ -279,8 +280,10 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
     def _num_splits(self, common: CommonAttentionMetadata) -> int:
         """Return 1 in batch-invariant mode, 0 where the kernel may choose by each batch.
 
-        A captured number of splits is that of all replays: as many as let one pass over the tiles
-        of query rows and kv heads fill the device.
+        A captured number of splits is that of all replays. FlashAttention 3 takes it as the most
+        that a request may be cut into and works out on the device how many pay, so that it is what
+        one long request among short ones wants. Others cut every request: as many as let one pass
+        over all tiles fill the device.
         """
         if self._is_invariant:
             return 1
@@ -288,9 +291,13 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             return 0
         layer = self._layer
         units = self._loaded.device.compute_units or _USUAL_COMPUTE_UNITS
-        rows = common.num_actual_tokens * layer.queries_per_kv
-        tiles = max(1, common.num_reqs, -(-rows // _TILE_ROWS)) * layer.num_kv_heads
-        return max(1, min(_MOST_SPLITS, units // tiles))
+        cuts_by_length = self._provider.version == 3 and common.num_reqs <= _MOST_CUT_BY_LENGTH
+        is_single = cuts_by_length and common.max_query_len <= 1
+        rows = (1 if is_single else common.num_actual_tokens) * layer.queries_per_kv
+        tiles = max(1, -(-rows // _TILE_ROWS))
+        if not cuts_by_length:
+            tiles = max(tiles, common.num_reqs)
+        return max(1, min(_MOST_SPLITS, units // (tiles * layer.num_kv_heads)))
 
     def _starts(self, name: str, key_lens: Tensor) -> Tensor | None:
         """Return prefix sums of key lengths for the library that asks for them."""
