@@ -43,6 +43,8 @@ def test_another_cache_is_looked_at_anew() -> None:
     assert reader.read(first) is reader.read(first)
     assert reader.read(second).key == second.data_ptr()
     assert reader.read(first).key == first.data_ptr()
+    assert reader.known(second) is reader.read(second)
+    assert reader.known(spec().allocate(2, "cpu")) is None
 
 
 def test_a_reader_keeps_no_cache_alive() -> None:

@@ -20,6 +20,9 @@ KeysValuesTensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 """Keys, values, and the scales beside their entries."""
 
 
+_MOST_CACHES = 64  # that a layer remembers; it has one, and benchmarks a few
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysValues:
     """Keys and values of a call.
@@ -59,15 +62,14 @@ class CacheReader:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
-        self._seen: weakref.ref[Tensor] | None = None
-        self._address = 0
-        self._keys: KeysValues | None = None
+        self._seen: dict[int, tuple[weakref.ref[Tensor], KeysValues]] = {}
 
     def known(self, kv_cache: Tensor | None) -> KeysValues | None:
-        """Return where the keys and values of the cache that was read last are; None of another."""
-        if kv_cache is None or self._seen is None or self._seen() is not kv_cache:
+        """Return where the keys and values of a cache are that was read before; None of another."""
+        if kv_cache is None:
             return None
-        return self._keys if kv_cache.data_ptr() == self._address else None
+        found = self._seen.get(kv_cache.data_ptr())
+        return found[1] if found is not None and found[0]() is kv_cache else None
 
     def read(self, kv_cache: Tensor) -> KeysValues:
         """Return where the keys and values of a cache are.
@@ -76,10 +78,11 @@ class CacheReader:
             InvalidInputError: it is no cache of the spec.
         """
         keys = self.known(kv_cache)
-        if keys is not None:
-            return keys
-        self._keys = keys = self._of(kv_cache)
-        self._seen, self._address = weakref.ref(kv_cache), kv_cache.data_ptr()
+        if keys is None:
+            keys = self._of(kv_cache)
+            if len(self._seen) >= _MOST_CACHES:
+                self._seen.clear()
+            self._seen[kv_cache.data_ptr()] = (weakref.ref(kv_cache), keys)
         return keys
 
     def tensors(self, kv_cache: Tensor) -> KeysValuesTensors:
