@@ -27,7 +27,7 @@ class Workspace {
       require_tensor("workspace", *given, {-1});
       require_dtype("workspace", *given, ScalarType::Byte);
       require(given->size(0) >= layout.bytes, "workspace length", given->size(0),
-              "at least workspace_bytes(plan) = " + std::to_string(layout.bytes));
+              Words{"at least workspace_bytes(plan) = ", layout.bytes});
       const auto at = reinterpret_cast<uintptr_t>(given->data_ptr());
       data = reinterpret_cast<char*>((at + 63) / 64 * 64);
       return;

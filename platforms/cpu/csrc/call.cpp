@@ -33,8 +33,8 @@ void set_rows(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
   c.dtype = compute_dtype("query", t.query);
   require_dtype("out", t.out, t.query.scalar_type());
   require_writable("out", t.out);
-  require(tokens >= plan.num_tokens, "query rows", tokens, "at least " + std::to_string(plan.num_tokens));
-  require(t.out.size(0) >= plan.num_tokens, "out rows", t.out.size(0), "at least " + std::to_string(plan.num_tokens));
+  require(tokens >= plan.num_tokens, "query rows", tokens, Words{"at least ", plan.num_tokens});
+  require(t.out.size(0) >= plan.num_tokens, "out rows", t.out.size(0), Words{"at least ", plan.num_tokens});
   c.query = static_cast<const char*>(t.query.data_ptr());
   c.query_token = t.query.stride(0);
   c.query_head = t.query.stride(1);
@@ -45,7 +45,7 @@ void set_rows(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
   require_tensor("lse", *t.lse, {plan.num_heads, -1}, false);
   require_dtype("lse", *t.lse, ScalarType::Float);
   require_writable("lse", *t.lse);
-  require(t.lse->size(1) >= plan.num_tokens, "lse columns", t.lse->size(1), "at least " + std::to_string(plan.num_tokens));
+  require(t.lse->size(1) >= plan.num_tokens, "lse columns", t.lse->size(1), Words{"at least ", plan.num_tokens});
   c.lse = static_cast<float*>(t.lse->data_ptr());
   c.lse_head = t.lse->stride(0);
   c.lse_token = t.lse->stride(1);
@@ -64,8 +64,9 @@ void set_keys(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
   c.kv_dtype = stored_dtype("key", t.key);
   require_dtype("value", t.value, t.key.scalar_type());
   const bool quantized = c.kv_dtype == DType::kE4M3 || c.kv_dtype == DType::kE5M2 || c.kv_dtype == DType::kInt8;
-  require(quantized || c.kv_dtype == c.dtype, "key dtype", dtype_name(t.key.scalar_type()),
-          std::string(dtype_name(t.query.scalar_type())) + ", query's, or a quantised cache");
+  if (!quantized && c.kv_dtype != c.dtype)
+    refuse("key dtype", dtype_name(t.key.scalar_type()),
+           std::string(dtype_name(t.query.scalar_type())) + ", query's, or a quantised cache");
   require(!quantized || paged, "key dtype", dtype_name(t.key.scalar_type()), "query's dtype where there is no block_table");
   c.key = kv_view(t.key, paged);
   c.value = kv_view(t.value, paged);
@@ -94,7 +95,7 @@ void set_batch(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
     require_tensor("block_table", *t.block_table, {-1, -1});
     require_dtype("block_table", *t.block_table, ScalarType::Int);
     require(t.block_table->size(0) >= plan.num_reqs, "block_table rows", t.block_table->size(0),
-            "at least one per request, " + std::to_string(plan.num_reqs));
+            Words{"at least one per request, ", plan.num_reqs});
     c.table = static_cast<const int32_t*>(t.block_table->data_ptr());
     c.table_row = t.block_table->stride(0);
     // A table without entries has no memory either; kernels tell paged calls by the pointer.
@@ -134,7 +135,7 @@ Call call_of(const AttentionTensors& t, const PlanHeader& plan) {
   c.alibi = per_head("alibi_slopes", t.alibi_slopes, plan.num_heads);
   check_lengths(c, t);
   require(c.query_start[c.num_reqs] == plan.num_tokens, "query_start_loc[-1]", c.query_start[c.num_reqs],
-          std::to_string(plan.num_tokens) + ", what the plan was made for");
+          Words{"", plan.num_tokens, ", what the plan was made for"});
   check_table(c, t);
   return c;
 }
@@ -148,15 +149,15 @@ void check_lengths(const Call& c, const AttentionTensors& t) {
     require(len >= 0, "seq_lens", len, ">= 0");
     if (c.table) {
       require(len <= blocks * c.block_size, "seq_lens", len,
-              "at most " + std::to_string(blocks * c.block_size) + ", what a row of block_table holds");
+              Words{"at most ", blocks * c.block_size, ", what a row of block_table holds"});
     } else if (len > 0) {
       const int64_t start = c.key_start[b];
       require(start >= 0 && start + len <= keys, "key_start_loc + seq_lens", start + len,
-              "at most " + std::to_string(keys) + ", the rows of key");
+              Words{"at most ", keys, ", the rows of key"});
     }
   }
   require(c.query_start[c.num_reqs] <= t.query.size(0), "query_start_loc[-1]", c.query_start[c.num_reqs],
-          "at most the rows of query, " + std::to_string(t.query.size(0)));
+          Words{"at most the rows of query, ", t.query.size(0)});
 }
 
 void check_table(const Call& c, const AttentionTensors& t) {

@@ -57,8 +57,8 @@ void require_tensor(const char* name, const Tensor& t, std::initializer_list<int
 }
 
 void require_dtype(const char* name, const Tensor& t, ScalarType dtype) {
-  require(t.scalar_type() == dtype, (std::string(name) + " dtype").c_str(), dtype_name(t.scalar_type()),
-          dtype_name(dtype));
+  if (t.scalar_type() != dtype)
+    refuse((std::string(name) + " dtype").c_str(), dtype_name(t.scalar_type()), dtype_name(dtype));
 }
 
 void require_writable(const char* name, const Tensor& t) {

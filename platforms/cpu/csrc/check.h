@@ -22,9 +22,16 @@ template <class Value>
   text << "attn_cpu: " << name << " is " << value << "; allowed: " << allowed;
   throw std::runtime_error(text.str());
 }
-template <class Value>
-void require(bool ok, const char* name, const Value& value, const std::string& allowed) {
-  if (!ok) refuse(name, value, allowed);
+// What is allowed, put into words only where it is needed: a call makes dozens of checks.
+struct Words {
+  const char* before;
+  int64_t number;
+  const char* after = "";
+  explicit operator std::string() const { return before + std::to_string(number) + after; }
+};
+template <class Value, class Allowed>
+void require(bool ok, const char* name, const Value& value, const Allowed& allowed) {
+  if (!ok) refuse(name, value, std::string(allowed));
 }
 
 std::string shape_of(const Tensor& t);

@@ -140,7 +140,7 @@ Tensor pack(const PlanHeader& header, const Draft& d) {
 void check_sizes(int64_t num_heads, int64_t num_kv_heads, int64_t head_size, int64_t head_size_v, int64_t threads) {
   require(num_kv_heads >= 1, "num_kv_heads", num_kv_heads, "at least 1");
   require(num_heads >= 1 && num_heads % num_kv_heads == 0, "num_heads", num_heads,
-          "a multiple of num_kv_heads = " + std::to_string(num_kv_heads));
+          Words{"a multiple of num_kv_heads = ", num_kv_heads});
   require(num_heads < (1 << 20), "num_heads", num_heads, "below 2^20");
   for (auto [name, size] : {std::pair{"head_size", head_size}, std::pair{"head_size_v", head_size_v}})
     require(size >= 8 && size <= 576 && size % 8 == 0, name, size, "a multiple of 8 from 8 to 576");
@@ -173,7 +173,7 @@ PlanView view_plan(const Tensor& plan) {
   require(h.magic == kMagic, "plan", h.magic, "what attn_cpu::plan returned");
   const bool counts = h.num_entries >= 0 && h.num_groups >= 0 && h.partial_rows >= 0 && h.num_threads >= 1;
   const int64_t want = least + int64_t{h.num_entries} * 8 + int64_t{h.num_groups} * 6;
-  require(counts && want == words, "plan length", words, std::to_string(want) + ", as its header says");
+  require(counts && want == words, "plan length", words, Words{"", want, ", as its header says"});
   view.entries = reinterpret_cast<const PlanEntry*>(p + sizeof(PlanHeader));
   view.groups = reinterpret_cast<const PlanGroup*>(view.entries + h.num_entries);
   return view;

@@ -28,8 +28,8 @@ KvView cache_view(const char* name, const Tensor& t) {
 void set_rows(WriteCall& w, const Tensor& key, const Tensor& value, int64_t num_slots) {
   w.dtype = compute_dtype("key", key);
   require_dtype("value", value, key.scalar_type());
-  require(key.size(0) >= num_slots, "key rows", key.size(0), "at least " + std::to_string(num_slots) + ", one per slot");
-  require(value.size(0) >= num_slots, "value rows", value.size(0), "at least " + std::to_string(num_slots) + ", one per slot");
+  require(key.size(0) >= num_slots, "key rows", key.size(0), Words{"at least ", num_slots, ", one per slot"});
+  require(value.size(0) >= num_slots, "value rows", value.size(0), Words{"at least ", num_slots, ", one per slot"});
   w.key = static_cast<const char*>(key.data_ptr());
   w.value = static_cast<const char*>(value.data_ptr());
   w.key_token = key.stride(0);

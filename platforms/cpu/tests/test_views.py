@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
-from attn_cpu._views import splitter
+from attn_cpu._views import CacheViews, splitter
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import FullAttentionSpec
@@ -52,3 +55,37 @@ def test_what_is_no_such_cache_is_refused_as_by_the_spec(change: object, words: 
     own = spec()
     with pytest.raises(InvalidInputError, match=words):
         splitter(own)(change(own.allocate(3, "cpu")))  # type: ignore[operator]
+
+
+def test_views_are_remembered_while_their_cache_lives() -> None:
+    own = spec()
+    views = CacheViews(own)
+    cache = own.allocate(3, "cpu")
+    first = views.of(cache)
+    assert views.of(cache) is first
+    assert first.key.data_ptr() == cache.data_ptr()
+    seen, memory = weakref.ref(cache), weakref.ref(first.key)
+    del cache, first
+    gc.collect()
+    assert seen() is None
+    assert memory() is None
+
+
+def test_another_tensor_at_the_address_is_checked() -> None:
+    own = spec()
+    views = CacheViews(own)
+    cache = own.allocate(3, "cpu")
+    views.of(cache)
+    with pytest.raises(InvalidInputError, match="kv_cache dtype is float16"):
+        views.of(cache.view(torch.float16))
+    assert views.of(cache[:2]).key.shape[0] == 2
+
+
+def test_a_cache_that_moved_is_split_anew() -> None:
+    own = spec()
+    views = CacheViews(own)
+    cache, other = own.allocate(3, "cpu"), own.allocate(5, "cpu")
+    views.of(cache)
+    cache.set_(other)  # type: ignore[call-overload]
+    moved = views.of(cache)
+    assert (moved.key.data_ptr(), moved.key.shape[0]) == (other.data_ptr(), 5)

@@ -2,6 +2,9 @@
 // float32 straight from the page or widened into a tile first.
 
 static constexpr int kTileRows = 64, kTileKeys = 64;
+// Keys whose sums share an accumulator, which is then added to the row's totals: the rounding errors of one float32
+// accumulator over a whole context would outgrow those of a matrix product, which sums in blocks too.
+static constexpr int64_t kSumKeys = 512;
 
 // A level that multiplies pairs of bfloat16 defines ATTN_WORD_DOT and vdot_words; keys then stay as they are stored.
 #ifdef ATTN_WORD_DOT
@@ -19,14 +22,16 @@ static constexpr bool kHasFused = false;
 #endif
 
 struct Tile {
-  float *q, *k, *v, *s, *o, *m, *l;
+  float *q, *k, *v, *s, *m;
+  float *o, *l;              // sums over the present kSumKeys keys
+  float *o_total, *l_total;  // over those before, by the same reference
   Bounds* bounds;
   int width, width_v;  // head sizes rounded up to whole vectors
 };
 
 static inline size_t tile_bytes(int head_size, int head_size_v) {
   const size_t d = round_up(head_size, W), dv = round_up(head_size_v, W);
-  return sizeof(float) * (kTileRows * (d + dv + kTileKeys + 2) + kTileKeys * (d + dv)) +
+  return sizeof(float) * (kTileRows * (d + 2 * dv + kTileKeys + 3) + kTileKeys * (d + dv)) +
          sizeof(Bounds) * kTileRows + 16 * 64;
 }
 static inline Tile tile_in(char* scratch, const Call& c) {
@@ -44,8 +49,10 @@ static inline Tile tile_in(char* scratch, const Call& c) {
   t.v = floats(kTileKeys * t.width_v);
   t.s = floats(kTileRows * kTileKeys);
   t.o = floats(kTileRows * t.width_v);
+  t.o_total = floats(kTileRows * t.width_v);
   t.m = floats(kTileRows);
   t.l = floats(kTileRows);
+  t.l_total = floats(kTileRows);
   t.bounds = reinterpret_cast<Bounds*>(take(sizeof(Bounds) * kTileRows));
   return t;
 }
@@ -186,11 +193,11 @@ static inline void softmax_row(const Work& w, int i, int64_t t0, int n, const fl
   // The reference moves only when a weight would pass 2^8, so that the accumulator is rarely rescaled.
   if (vany_gt(top, vset(m + 8.f))) {
     const float next = vrmax(top), f = exp2_of(m - next);
-    for (int d = 0; d < t.width_v; d += W) {
-      float* o = t.o + i * t.width_v + d;
-      vstore(o, vload(o) * vset(f));
-    }
+    float* const sums[] = {t.o, t.o_total};
+    for (float* o : sums)
+      for (int d = i * t.width_v; d < (i + 1) * t.width_v; d += W) vstore(o + d, vload(o + d) * vset(f));
     l *= f;
+    t.l_total[i] *= f;
     t.m[i] = m = next;
   }
   const vf shift = vset(m == -INFINITY ? 0.f : m);
@@ -261,6 +268,15 @@ static inline void weigh_keys(const Work& w, const KeyRows& rows, int64_t t0, in
   }
 }
 
+static inline void add_totals(const Work& w) {
+  const Tile& t = w.t;
+  for (int d = 0; d < w.padded * t.width_v; d += W) {
+    vstore(t.o_total + d, vload(t.o_total + d) + vload(t.o + d));
+    vstore(t.o + d, vzero());
+  }
+  for (int i = 0; i < w.rows; i++) t.l_total[i] += t.l[i], t.l[i] = 0.f;
+}
+
 template <int R>
 static void run_tile(const Work& w) {
   const Call& c = w.c;
@@ -288,6 +304,7 @@ static void run_tile(const Work& w) {
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
     weigh_keys<R>(w, here, t0, n, Ahead{next.value, more ? static_cast<int>(W * size) : 0});
+    if (!more || (t0 + kTileKeys) % kSumKeys == 0) add_totals(w);
   }
 }
 
@@ -304,9 +321,9 @@ static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, in
     else widen_row(c.dtype, from, t.q + i * key_width, c.head_size, t.width);
     t.bounds[i] = bounds_of(c, it.b, row / c.group);
     t.m[i] = -INFINITY;
-    t.l[i] = 0.f;
+    t.l[i] = t.l_total[i] = 0.f;
   }
-  for (int i = 0; i < padded * t.width_v; i += W) vstore(t.o + i, vzero());
+  for (int i = 0; i < padded * t.width_v; i += W) vstore(t.o + i, vzero()), vstore(t.o_total + i, vzero());
   for (int i = 0; i < padded * kTileKeys; i += W) vstore(t.s + i, vzero());
   const bool direct = c.kv_dtype == DType::kFloat32;
   const bool keys_direct = words ? c.head_size % (2 * W) == 0 : direct && c.head_size % W == 0;
@@ -315,7 +332,7 @@ static void attend_rows(const Call& c, const Item& it, const Tile& t, int r0, in
   if (block == 1) run_tile<1>(w);
   else if (block == 2) run_tile<2>(w);
   else run_tile<kDotRows>(w);
-  for (int i = 0; i < rows; i++) put_row(c, it, r0 + i, t.o + i * t.width_v, t.m[i], t.l[i]);
+  for (int i = 0; i < rows; i++) put_row(c, it, r0 + i, t.o_total + i * t.width_v, t.m[i], t.l_total[i]);
 }
 
 static void attend_tile(const Call& c, const Item& it, char* scratch) {

@@ -23,7 +23,7 @@ from attn_cpu._attn_metadata import (
 )
 from attn_cpu._ops import call, op
 from attn_cpu._scales import ScaleTensors
-from attn_cpu._views import splitter
+from attn_cpu._views import CacheViews
 from attn_cpu.isa import BEST, IsaLevel, forced_level
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
@@ -104,6 +104,7 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
     """
 
     can_return_lse = True
+    supports_pcp = True
     isa: ClassVar[IsaLevel | int] = BEST
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -125,7 +126,7 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._options = (spec.scale, spec.softcap, *spec.window, spec.chunk_size)
         self._seen_layer: tuple[object, ...] = ()
         own = spec.kv_cache_spec
-        self._split = splitter(own) if isinstance(own, AttentionSpec) else None
+        self._views = CacheViews(own) if isinstance(own, AttentionSpec) else None
         self._takes_scales = (
             isinstance(own, AttentionSpec) and own.is_quantized and not own.has_inline_scales
         )
@@ -216,14 +217,14 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             return _Keys(*self._checker.check_keys(key, value, kv_cache, _HOST, num_keys))
         if key is not None or value is not None:
             self._checker.check_written_keys(key, value, _HOST)
-        return self._views(layer, kv_cache)
+        return self._cached(layer, kv_cache)
 
-    def _views(self, layer: AttentionLayer, kv_cache: Tensor | None) -> _Keys:
+    def _cached(self, layer: AttentionLayer, kv_cache: Tensor | None) -> _Keys:
         """Return keys and values of the cache, after checking it."""
-        if kv_cache is None or self._split is None or not kv_cache.is_cpu:
+        if kv_cache is None or self._views is None or not kv_cache.is_cpu:
             kv_cache, spec = self._checker.check_cache(kv_cache, _HOST)  # says what is wrong
             raise UnsupportedOptionError(f"{NAME} does not read a cache of {spec}.")
-        key, value, key_scales, value_scales = self._split(kv_cache)
+        key, value, key_scales, value_scales = self._views.of(kv_cache)
         if not self._takes_scales:
             return _Keys(key, value, None, None, key_scales, value_scales)
         return _Keys(key, value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale))
@@ -281,11 +282,11 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
                 the cache.
             UnsupportedOptionError: the layer has no paged cache.
         """
-        if self._split is None:
+        if self._views is None:
             raise UnsupportedOptionError("this layer has no paged cache to write.")
         self._checker.check_written_keys(key, value, _HOST)
         self._check_layer(layer)
-        keys = self._views(layer, kv_cache)
+        keys = self._cached(layer, kv_cache)
         call(
             op("write_kv"),
             key,
