@@ -334,6 +334,15 @@ class TestBadConfigs:
         with pytest.raises(UnknownNameError, match="model_type of text_config 'odd'"):
             model_layers({"model_type": "gemma3", "text_config": {"model_type": "odd"}})
 
+    def test_a_text_model_of_no_type_is_the_usual_one(self) -> None:
+        parts = {"model_type": "llava", "text_config": {**LLAMA, "model_type": None}}
+        assert model_layers(parts).groups == model_layers(LLAMA).groups
+
+    @pytest.mark.parametrize("length", [0, -5])
+    def test_a_longest_sequence_that_is_no_count(self, length: int) -> None:
+        with pytest.raises(InvalidRequestError, match=f"max_model_len={length} .*an int >= 1"):
+            model_layers(LLAMA, max_model_len=length)
+
     def test_patterns_of_other_letters(self) -> None:
         config = load_config(CONFIGS / "nemotron-h-8b.json")
         with pytest.raises(InvalidInputError, match="52 letters, each one of M"):

@@ -116,3 +116,19 @@ def test_what_is_no_config_is_said_in_words(
     with pytest.raises(InvalidInputError, match=words) as caught:
         read_json(file)
     assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"num_hidden_layers": ' + "9" * 5000 + "}"],
+    ids=["nested too deep", "a number of 5000 digits"],
+)
+def test_json_that_cannot_be_read_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InvalidInputError, match=r"config\.json' \(no JSON: .*allowed: a config"):
+        read_json(tmp_path)
+
+
+def test_a_name_longer_than_the_system_takes_is_refused_in_words() -> None:
+    with pytest.raises(InvalidInputError, match=r"File name too long.*a config\.json, or the folder"):
+        read_json(Path("x" * 300))

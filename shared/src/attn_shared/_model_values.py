@@ -19,8 +19,9 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InvalidInputError: it cannot be read, or holds no JSON object.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path
     try:
+        file = path / "config.json" if path.is_dir() else path  # refuses a name that is too long
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or str(error)
@@ -30,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
             "a config.json, or the folder that holds one",
             hint="download the config.json of a model; nothing is fetched from a hub.",
         ) from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONError
         raise InvalidInputError.for_argument(
             "model", f"{str(file)!r} (no JSON: {error})", "a config.json"
         ) from error

@@ -124,9 +124,12 @@ def model_layers(
     Raises:
         UnknownNameError: nobody knows how to read this `model_type`; lists those that can be read.
         InvalidInputError: a key is missing or has a value that cannot be; names it.
-        InvalidRequestError: the heads do not divide among the ranks, or an option is odd.
+        InvalidRequestError: the heads do not divide among the ranks, or an option or a length is
+            odd.
     """
     require_positive("tp_size", tp_size)
+    if max_model_len is not None:
+        require_positive("max_model_len", max_model_len)
     values, notes = _text_part(config)
     model_type = values.word("model_type")
     chosen = _dtype(values, config, dtype, notes)
@@ -163,7 +166,8 @@ def _text_part(config: Mapping[str, Any]) -> tuple[ConfigValues, list[str]]:
         return values, []
     if not isinstance(inner, Mapping):
         raise values.missing(("text_config",), "the config of the text model")
-    text = ConfigValues({"model_type": TEXT_PARTS[model_type], **inner}, "text_config")
+    named = inner if inner.get("model_type") is not None else {"model_type": TEXT_PARTS[model_type]}
+    text = ConfigValues({**inner, **named}, "text_config")
     if text.word("model_type") not in FAMILIES:
         words = "model_type of text_config"
         raise UnknownNameError.for_name(words, text.word("model_type"), FAMILIES)
