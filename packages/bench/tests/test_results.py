@@ -60,6 +60,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("{", "a JSON file that can be read"),
+        pytest.param("[" * 100_000, "a JSON file that can be read", id="nested too deep"),
+        pytest.param("9" * 5000, "a JSON file that can be read", id="a number of 5000 digits"),
         ("[]", "no JSON object"),
         ('{"schema_version": 2}', "schema_version is 2; allowed: 1"),
         ("{}", "schema_version is None"),

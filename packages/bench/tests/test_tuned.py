@@ -92,6 +92,12 @@ def test_a_window_is_what_was_measured() -> None:
     assert of(results) == ()
 
 
+@pytest.mark.parametrize("ratio", [0.0, -1.0])
+def test_a_ratio_that_no_clock_gives_is_no_run(ratio: float) -> None:
+    cells = (beside("FAST", 4.0, "1x1024"), beside("LATE", ratio, "1x1024"))
+    assert of(replace(RESULTS, cells=cells), phase=Phase.DECODE) == ("FAST", "TORCH_SDPA")
+
+
 def test_shared_prefixes_and_cells_without_a_peer_do_not_count() -> None:
     alone = replace(CELL, peer=None, ratio=None)
     shared = replace(CELL, shared_prefix_len=512)

@@ -357,7 +357,7 @@ def read_results(path: Path) -> Results:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError.for_argument(
             "results file", f"{str(path)!r} ({error})", "a JSON file that can be read"
         ) from error

@@ -119,7 +119,8 @@ def relative_times(results: Results, request: AttentionRequest) -> dict[str, flo
     """Return each backend's time over the fastest's for a request, fastest first.
 
     Only a request that asks what was measured gets an answer: the same heads, dtype, cache format
-    and window, and no feature beside. A backend counts if it ran at every point of the phase.
+    and window, and no feature beside. A backend counts if it ran at every point of the phase; a
+    ratio that is not positive, which no clock gives, counts as no run.
     """
     phases = {str(phase) for phase in _PHASES[request.phase]}
     free = request.with_options(phase=Phase.MIXED, block_size=None, kv_layout=None)
@@ -136,7 +137,7 @@ def _scores(cells: Iterable[Cell]) -> dict[str, float]:
     """Return each backend's time over the anchor's: the geometric mean over all points."""
     points: dict[str, dict[str, float]] = {}
     for cell in cells:
-        if cell.peer is not None and cell.ratio is not None:
+        if cell.peer is not None and cell.ratio is not None and cell.ratio > 0:
             at_point = points.setdefault(cell.label + cell.phase, {cell.backend: 1.0})
             at_point[cell.peer] = 1 / cell.ratio
     if not points:
