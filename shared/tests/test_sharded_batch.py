@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_shared.errors import MetadataError
+from attn_shared.errors import InvalidRequestError, MetadataError
 from attn_shared.ranks import ContextParallel
 from attn_shared.sharded_batch import blocks_per_rank, sharded_batch
 
@@ -47,6 +47,20 @@ def test_blocks() -> None:
     assert blocks_per_rank(9, 4, Place()) == 2
     assert blocks_per_rank(9, 4, Place(interleave=4)) == 2
     assert blocks_per_rank(0, 4, Place()) == 0
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "block_size", "words"),
+    [
+        (100, 0, "block_size=0 is not allowed; allowed: an int >= 1"),
+        (100, -16, "block_size=-16"),
+        (-5, 16, "seq_len=-5"),
+        (1.5, 16, r"seq_len=1\.5"),
+    ],
+)
+def test_blocks_of_what_is_no_count(seq_len: Any, block_size: int, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        blocks_per_rank(seq_len, block_size, Place())
 
 
 @pytest.mark.parametrize(

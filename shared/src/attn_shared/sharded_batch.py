@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attn_shared._fields import require_positive
 from attn_shared.context_parallel import local_seq_lens, local_slot_mapping
 from attn_shared.errors import MetadataError
 from attn_shared.metadata import CommonAttentionMetadata
@@ -16,7 +17,14 @@ __all__ = ["blocks_per_rank", "sharded_batch"]
 
 
 def blocks_per_rank(seq_len: int, block_size: int, place: ContextParallel) -> int:
-    """Return the blocks that a rank needs at most for a sequence of `seq_len` tokens."""
+    """Return the blocks that a rank needs at most for a sequence of `seq_len` tokens.
+
+    Raises:
+        InvalidRequestError: a length is no count.
+    """
+    require_positive("block_size", block_size)
+    if seq_len != 0:
+        require_positive("seq_len", seq_len)
     most = local_seq_lens(torch.tensor(seq_len), place.dcp_size, 0, place.interleave)
     return -(-int(most) // block_size)
 
