@@ -59,11 +59,16 @@ def test_served(fields: dict[str, object]) -> None:
             {"use_mm_prefix": True, "attn_type": AttentionType.ENCODER_DECODER},
             "mm_prefix_decoder",
         ),
-        ({"dcp_size": 2}, "dcp"),
+        ({"dcp_size": 2, "chunk_size": 64}, "dcp_chunked_local"),
     ],
 )
 def test_not_served(fields: dict[str, object], code: str) -> None:
     assert codes(**fields) == [code]
+
+
+def test_a_cache_is_sharded_and_tokens_are_split() -> None:
+    assert codes(dcp_size=2) == []
+    assert codes(pcp_size=2) == []
 
 
 def test_no_gpu() -> None:

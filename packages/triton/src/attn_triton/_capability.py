@@ -130,6 +130,8 @@ CAPABILITY = Capability(
     kv_connector=Support.YES,
     per_head_quant_scales=Support.YES,
     lse=Support.YES,
+    dcp=Support.YES,
+    pcp=Support.YES,
     tolerates_nan_tail=True,
     rules=(
         Rule(name="fp8_on_device", check=_fp8_is_there),

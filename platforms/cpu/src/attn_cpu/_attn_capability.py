@@ -58,6 +58,8 @@ CAPABILITY = Capability(
     kv_connector=Support.YES,
     per_head_quant_scales=Support.YES,
     lse=Support.YES,
+    dcp=Support.YES,
+    pcp=Support.YES,
     rules=(
         Rule(name="chunked_local_causal", check=_chunks_are_causal),
         Rule(name="mm_prefix_decoder", check=_ranges_are_of_decoders),

@@ -92,6 +92,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
     """Runs one layer."""
 
     can_return_lse = True
+    supports_pcp = True
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.
