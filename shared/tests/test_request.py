@@ -62,7 +62,9 @@ def test_softcaps_that_are_positive_pass(softcap: float | None) -> None:
     check_softcap(softcap)
 
 
-@pytest.mark.parametrize("softcap", [0, 0.0, -30.0, float("inf"), float("nan"), True, "30"])
+@pytest.mark.parametrize(
+    "softcap", [0, 0.0, -30.0, float("inf"), float("nan"), True, "30", 1e-46, 1e39, 10**400]
+)
 def test_other_softcaps_are_refused(softcap: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"softcap=.*None for off"):
         check_softcap(softcap)

@@ -70,7 +70,9 @@ def test_a_layer_of_latents_has_values_as_wide_as_the_latent() -> None:
     assert (found.head_size, found.head_size_v, found.mla) == (576, 512, MLADims())
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), torch.tensor(0.5), "a", True])
+@pytest.mark.parametrize(
+    "scale", [float("nan"), float("inf"), torch.tensor(0.5), "a", True, 1e39, -1e39, 10**400]
+)
 def test_a_scale_is_a_finite_number(scale: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"scale=.* allowed: a finite number"):
         LayerSpec.from_request(request(), scale=scale)

@@ -7,7 +7,18 @@ from typing import Any, TypeVar
 
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 
-__all__ = ["CachedHash", "member_of", "require_bool", "require_positive"]
+__all__ = [
+    "FLOAT32_LEAST",
+    "FLOAT32_MOST",
+    "CachedHash",
+    "member_of",
+    "require_bool",
+    "require_positive",
+]
+
+FLOAT32_LEAST, FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The smallest normal and the largest number of float32 (IEEE 754), in which kernels take numbers:
+beyond, one would become 0 or infinite there."""
 
 E = TypeVar("E", bound=StrEnum)
 

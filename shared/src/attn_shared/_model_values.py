@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_shared._fields import FLOAT32_LEAST, FLOAT32_MOST
 from attn_shared.errors import InvalidInputError
 
 __all__ = ["ConfigValues", "read_json"]
@@ -107,7 +107,7 @@ class ConfigValues:
         if value is None:
             return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
+        if not is_number or not FLOAT32_LEAST <= value <= FLOAT32_MOST:
             raise self.odd(name, value, "a finite number > 0, or null")
         return float(value)
 

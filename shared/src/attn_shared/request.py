@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 
-from attn_shared._fields import CachedHash, member_of, require_bool, require_positive
+from attn_shared._fields import (
+    FLOAT32_LEAST,
+    FLOAT32_MOST,
+    CachedHash,
+    member_of,
+    require_bool,
+    require_positive,
+)
 from attn_shared.dtypes import KVCacheLayout, dtype_name, parse_dtype, parse_kv_cache_dtype
 from attn_shared.errors import InvalidRequestError
 
@@ -335,7 +341,7 @@ def _is_side(side: object) -> bool:
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Refuse a softcap that is not a positive finite number.
+    """Refuse a softcap that is not a positive number of float32, which kernels take it as.
 
     Raises:
         InvalidRequestError: as said.
@@ -343,9 +349,9 @@ def check_softcap(softcap: float | None) -> None:
     if softcap is None:
         return
     is_number = isinstance(softcap, float | int) and not isinstance(softcap, bool)
-    if not (is_number and softcap > 0 and math.isfinite(softcap)):
+    if not (is_number and FLOAT32_LEAST <= softcap <= FLOAT32_MOST):
         raise InvalidRequestError.for_field(
-            "softcap", softcap, "a positive finite number, or None for off"
+            "softcap", softcap, "a positive finite number in float32, or None for off"
         )
 
 

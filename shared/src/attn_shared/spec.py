@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
 import torch
 
-from attn_shared._fields import require_positive
+from attn_shared._fields import FLOAT32_MOST, require_positive
 from attn_shared.errors import InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Window
@@ -72,8 +71,8 @@ class LayerSpec:
     def __post_init__(self) -> None:
         """Refuse what no request can have refused before: the scale and the places in groups."""
         is_number = isinstance(self.scale, Real) and not isinstance(self.scale, bool)
-        if not is_number or not math.isfinite(self.scale):
-            raise InvalidRequestError.for_field("scale", self.scale, "a finite number")
+        if not is_number or not abs(self.scale) <= FLOAT32_MOST:
+            raise InvalidRequestError.for_field("scale", self.scale, "a finite number in float32")
         require_positive("dcp_interleave", self.dcp_interleave)
         for name, rank, size in (
             ("dcp_rank", self.dcp_rank, self.dcp_size),
