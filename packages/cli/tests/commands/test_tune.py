@@ -76,6 +76,30 @@ def test_another_layer_is_added_and_the_same_measured_again(attn: Any) -> None:
     assert len(kept) == 6
 
 
+def test_a_run_that_has_no_time_keeps_the_older_figures(attn: Any) -> None:
+    path = Path(attn.json(*WORDS)["table"])
+    before = read_results(path).cells
+    result = attn(*WORDS, "--budget", "1e-9")
+    assert result.exit_code == 1
+    assert "the time budget ended before its turn" in result.stderr
+    assert read_results(path).cells == before
+
+
+def test_what_fails_now_has_no_older_figure(attn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(attn.json(*WORDS)["table"])
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("a kernel that fails")
+
+    from attn_shared.registry import DEFAULT_REGISTRY
+
+    cls = DEFAULT_REGISTRY.load("EAGER_TWIN")
+    broken = type("Broken", (cls.get_impl_cls(),), {"forward": fails})
+    monkeypatch.setattr(cls, "get_impl_cls", staticmethod(lambda: broken))
+    assert attn(*WORDS).exit_code == 1
+    assert {cell.peer for cell in read_results(path).cells} <= {None}
+
+
 def test_a_table_of_other_software_is_replaced_and_that_is_said(attn: Any) -> None:
     path = Path(attn.json(*WORDS)["table"])
     record = json.loads(path.read_text())

@@ -88,9 +88,12 @@ def tune(flags: TuneFlags, output: OutputFlags) -> int:
     path = table_path(device, from_environ())
     plan, requests = _plan(flags, device)
     earlier = _earlier(path, plan, torch_device(device), device, output)
+    others = None if earlier is None else _without(earlier, plan.workloads)
     _make_folder(path)
     with progress_bar(output) as progress:
-        outcome = runner.run(plan, output=path, resume_from=earlier, progress=progress)
+        outcome = runner.run(plan, output=path, resume_from=others, progress=progress)
+    if earlier is not None and outcome.write_error is None:
+        _keep_unmeasured(earlier, outcome.results, path)
     return _report(outcome, requests, path, output)
 
 
@@ -164,8 +167,8 @@ def _serving(request: AttentionRequest, device: DeviceFacts) -> list[str]:
 def _earlier(
     path: Path, plan: Any, here: Any, device: DeviceFacts, output: OutputFlags
 ) -> Any | None:
-    """Return what an older table says of other layers; nothing where it is of another machine."""
-    from attn_bench.results import read_results, shape_fields
+    """Return the older table; nothing where it is of another machine or measured otherwise."""
+    from attn_bench.results import read_results
     from attn_bench.tuned import mismatch
     from attn_cli.tuned import known_libraries
 
@@ -180,7 +183,14 @@ def _earlier(
     if why or found.settings != plan.settings:
         warn([f"the older table is replaced: {why or 'it was measured otherwise'}"], output)
         return None
-    again = [shape_fields(workload) for workload in plan.workloads]
+    return found
+
+
+def _without(found: Any, workloads: Iterable[Any]) -> Any:
+    """Return results without what they say of some workloads, which are measured again."""
+    from attn_bench.results import shape_fields
+
+    again = [shape_fields(workload) for workload in workloads]
 
     def is_measured_again(record: Any) -> bool:
         return any(all(getattr(record, k) == v for k, v in shape.items()) for shape in again)
@@ -190,6 +200,26 @@ def _earlier(
         cells=tuple(cell for cell in found.cells if not is_measured_again(cell)),
         skipped=tuple(entry for entry in found.skipped if not is_measured_again(entry)),
     )
+
+
+def _keep_unmeasured(earlier: Any, results: Any, path: Path) -> None:
+    """Put cells of the older table back whose turn did not come in a run that ended early."""
+    from attn_bench.results import SkippedStatus, write_results
+
+    names = ("backend", "phase", "label", "num_heads", "num_kv_heads", "head_size", "dtype")
+
+    def key(record: Any, peer: str | None) -> tuple[Any, ...]:
+        return (peer, record.window, record.kv_cache_dtype, *(getattr(record, n) for n in names))
+
+    measured = {cell.identity for cell in results.cells}
+    tried = {key(s, s.peer) for s in results.skipped if s.status is not SkippedStatus.BUDGET}
+    kept = tuple(
+        cell
+        for cell in earlier.cells
+        if cell.identity not in measured and not {key(cell, None), key(cell, cell.peer)} & tried
+    )
+    if kept:
+        write_results(replace(results, cells=(*kept, *results.cells)), path)
 
 
 def _make_folder(path: Path) -> None:
