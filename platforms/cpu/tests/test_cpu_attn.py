@@ -120,6 +120,30 @@ def test_layers_run_in_several_python_threads() -> None:
 
 
 @needs_kernels
+def test_one_layer_runs_in_two_python_threads_at_once() -> None:
+    step = Step([3000, 2500], [1, 40])  # split keys, whose parts pass through the workspace
+    plans = [step.layer.plan(step.common) for _ in range(2)]
+    queries = [step.query, -step.query]
+    alone = [
+        step.layer.forward(query, None, None, step.cache, plan)
+        for query, plan in zip(queries, plans, strict=True)
+    ]
+    worst = [0.0, 0.0]
+
+    def work(index: int) -> None:
+        for _ in range(40):
+            got = step.layer.forward(queries[index], None, None, step.cache, plans[index])
+            worst[index] = max(worst[index], float((got - alone[index]).abs().max()))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(worst) < 1e-5
+
+
+@needs_kernels
 def test_output_and_lse_are_written_in_place() -> None:
     step = Step([33, 20], [1, 4])
     output, lse = torch.empty_like(step.query), torch.empty(6, 5)

@@ -7,6 +7,7 @@ runs on: AMX, AVX-512, AVX2, or what any processor understands.
 
 from __future__ import annotations
 
+import threading
 from operator import is_
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -41,6 +42,9 @@ __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataB
 
 _LIBRARY = "attn_cpu_kernels"
 _HOST = torch.device("cpu")
+_IN_CALL = threading.Lock()
+"""Held by the call that uses a plan's workspace, which layers and plans share. The ops let other
+Python threads run; a call of theirs finds it taken and works in memory of its own."""
 
 
 class CpuAttnBackend(AttentionBackend):
@@ -240,32 +244,37 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         plan: Plan,
     ) -> None:
         batch = metadata.batch
-        call(
-            op("attention"),
-            query,
-            output,
-            lse,
-            keys.key,
-            keys.value,
-            batch.block_table,
-            batch.query_start_loc,
-            batch.key_lens,
-            batch.key_start_loc,
-            plan.pieces,
-            plan.workspace,
-            *self._options,
-            batch.is_causal,
-            batch.causal_per_request,
-            layer.sinks,
-            layer.alibi_slopes,
-            keys.k_scale,
-            keys.v_scale,
-            keys.key_scales,
-            keys.value_scales,
-            batch.ranges,
-            metadata.is_checked,
-            forced_level() if self.isa == BEST else self.isa,
-        )
+        is_alone = _IN_CALL.acquire(blocking=False)
+        try:
+            call(
+                op("attention"),
+                query,
+                output,
+                lse,
+                keys.key,
+                keys.value,
+                batch.block_table,
+                batch.query_start_loc,
+                batch.key_lens,
+                batch.key_start_loc,
+                plan.pieces,
+                plan.workspace if is_alone else None,
+                *self._options,
+                batch.is_causal,
+                batch.causal_per_request,
+                layer.sinks,
+                layer.alibi_slopes,
+                keys.k_scale,
+                keys.v_scale,
+                keys.key_scales,
+                keys.value_scales,
+                batch.ranges,
+                metadata.is_checked,
+                forced_level() if self.isa == BEST else self.isa,
+            )
+        finally:
+            if is_alone:
+                _IN_CALL.release()
 
     def do_kv_cache_update(
         self,
