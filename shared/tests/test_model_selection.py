@@ -197,6 +197,19 @@ class TestMemory:
         expected = 10 * blocks_of_windows * page + 2 * blocks * page
         assert self.found().bytes_at(tokens) == expected
 
+    def test_a_rank_keeps_its_share_of_a_sequence(self) -> None:
+        sharded = capability(
+            window=Support.YES,
+            lse=Support.YES,
+            dcp=Support.YES,
+            block_sizes=(16,),
+            preferred_block_size=16,
+        )
+        found = select_model(gemma(dcp_size=4), resolve_with(("ONE", sharded)))
+        assert found.cache_bytes_per_token == 12 * 512 // 4
+        # of 128 tokens a rank has 32, and 25 of a window's 100: two blocks each
+        assert found.bytes_at(128) == 12 * 2 * 16 * 512
+
     def test_layers_without_a_cache_of_their_own_cost_nothing(self) -> None:
         config = {**GEMMA, "model_type": "gemma3n_text", "num_kv_shared_layers": 4}
         found = select_model(model_layers(config), resolve_with(("ONE", windowed(16))))

@@ -52,11 +52,20 @@ class GroupSelection:
     spec: KVCacheSpec | None
 
     @property
+    def num_shards(self) -> int:
+        """Ranks that a sequence's keys lie on: decode context parallelism deals them out."""
+        return 1 if self.group.request is None else self.group.request.dcp_size
+
+    @property
     def cache_bytes_per_token(self) -> int:
-        """Bytes that all layers of the group add per token of a sequence, on one rank."""
+        """Bytes that all layers of the group add per token of a sequence, on one rank.
+
+        A rank among several that share the sequence keeps its share of them.
+        """
         if not isinstance(self.spec, PagedSpec):
             return 0
-        return self.spec.page_size_bytes // self.spec.block_size * self.group.num_caches
+        whole = self.spec.page_size_bytes // self.spec.block_size * self.group.num_caches
+        return -(-whole // self.num_shards)
 
     @property
     def state_bytes_per_sequence(self) -> int:
@@ -77,7 +86,7 @@ class GroupSelection:
         if not isinstance(self.spec, PagedSpec):
             return self.state_bytes_per_sequence
         kept = num_tokens if self.kept_tokens is None else min(num_tokens, self.kept_tokens)
-        blocks = self.spec.num_blocks_for(kept)
+        blocks = self.spec.num_blocks_for(-(-kept // self.num_shards))
         return blocks * self.spec.page_size_bytes * self.group.num_caches
 
     def to_dict(self) -> dict[str, Any]:
