@@ -317,3 +317,9 @@ def test_the_graph_level_is_that_of_all_builds_that_may_run(
 def test_the_request_of_a_layer_is_the_one_that_selection_saw() -> None:
     assert request(flash_attn_version=3).flash_attn_version == 3
     assert LayerSpec.from_request(request(flash_attn_version=3), scale=1.0).flash_attn_version == 3
+
+
+def test_no_more_than_uniform_batches_are_promised_before_anything_is_loaded() -> None:
+    _fa_loaded.forget()
+    level = FlashAttnMetadataBuilder.get_cudagraph_support(BuildConfig(), None)
+    assert level is AttentionCGSupport.UNIFORM_BATCH

@@ -171,7 +171,11 @@ def test_once_torch_runs_hip_its_list_counts(tmp_path: Path, device_folder: Path
 @pytest.mark.parametrize("phase", list(Phase))
 def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = RocmPlatform().candidates(request(phase), simulated("gfx1201", 12, 0))
-    assert [candidate.name for candidate in found] == ["TRITON_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"]
+    assert [candidate.name for candidate in found] == [
+        "TRITON_ATTN",
+        "TORCH_SDPA",
+        "FLEX_ATTENTION",
+    ]
 
 
 def test_dtypes() -> None:

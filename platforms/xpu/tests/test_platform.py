@@ -142,7 +142,11 @@ def test_once_torch_runs_xpu_its_list_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", list(Phase))
 def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = XpuPlatform().candidates(request(phase), simulated("pvc"))
-    assert [candidate.name for candidate in found] == ["TRITON_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"]
+    assert [candidate.name for candidate in found] == [
+        "TRITON_ATTN",
+        "TORCH_SDPA",
+        "FLEX_ATTENTION",
+    ]
 
 
 def test_dtypes() -> None:

@@ -19,7 +19,7 @@ from attn_shared.request import AttentionRequest
 from attn_shared.served import request_of
 from attn_shared.spec import LayerSpec
 
-__all__ = ["Loaded", "forget", "loaded", "provider_of", "remember"]
+__all__ = ["Loaded", "forget", "loaded", "provider_of", "remember", "usable_anywhere"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,11 @@ def remember(device: DeviceFacts, inventory: Inventory) -> None:
 def forget() -> None:
     """Forget all devices, as a process has begun."""
     _BY_ARCH.clear()
+
+
+def usable_anywhere() -> frozenset[str]:
+    """Return the libraries that may run a layer on some device; empty while none is loaded."""
+    return frozenset(name for entry in _BY_ARCH.values() for name in entry.usable)
 
 
 def loaded() -> tuple[Loaded, ...]:

@@ -12,7 +12,7 @@ from attn_cuda._fa_buffers import Buffers
 from attn_cuda._fa_calls import KeyStep, schedule
 from attn_cuda._fa_capability import NAME
 from attn_cuda._fa_keyless import with_keys
-from attn_cuda._fa_loaded import Loaded, loaded, provider_of
+from attn_cuda._fa_loaded import Loaded, provider_of, usable_anywhere
 from attn_cuda._fa_providers import Provider
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
 from attn_shared.cascade import use_cascade
@@ -120,10 +120,11 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         """Return ALWAYS where FlashAttention 3 alone can be meant, else UNIFORM_BATCH.
 
         FlashAttention 2 chooses its kernel by the longest query, and FlashAttention 4 its grid by
-        bounds of the host: both hold for batches of the lengths that were captured.
+        bounds of the host: both hold for batches of the lengths that were captured. Nor is more
+        promised before any is loaded.
         """
-        usable = {name for entry in loaded() for name in entry.usable}
-        is_third = all(name.endswith("_3") or name == "fa3_fwd" for name in usable)
+        usable = usable_anywhere()
+        is_third = usable and all(name.endswith("_3") or name == "fa3_fwd" for name in usable)
         return AttentionCGSupport.ALWAYS if is_third else AttentionCGSupport.UNIFORM_BATCH
 
     def use_cascade_attention(

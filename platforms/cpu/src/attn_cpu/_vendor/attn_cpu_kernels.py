@@ -24,8 +24,9 @@ SPEC = VendorSpec(
     name="attn_cpu_kernels",
     distributions=(),  # attn-cpu is there with and without them: the package is the sign
     module="attn_cpu_kernels",
-    install="ATTN_CPU_KERNELS=required pip install --no-build-isolation --no-deps "
-    "--force-reinstall attn-cpu (it builds them with a C++ compiler and torch 2.10 or newer)",
+    install="pip install scikit-build-core cmake ninja && ATTN_CPU_KERNELS=required pip install "
+    "--no-build-isolation --no-deps --force-reinstall attn-cpu (it builds them with a C++ compiler "
+    "and torch 2.10 or newer)",
     probe="attn_cpu._vendor.attn_cpu_kernels:probe",
 )
 
