@@ -292,7 +292,8 @@ class Attention:
             (T, Hq, Dv).
 
         Raises:
-            InvalidInputError: an argument does not fit the layer or the plan; nothing was written.
+            InvalidInputError: an argument does not fit the layer, and nothing was written; or the
+                plan is not of its backend and options, seen after the step's keys were.
         """
         if not isinstance(plan, StepPlan):
             raise InvalidInputError.for_argument(

@@ -90,6 +90,8 @@ def test_a_third_partys_backend_has_no_name_elsewhere(attn: Any, paged16: str) -
         (("explain", "TORCH_SDPA", "--from", "vllm:X"), "together with --from"),
         (("explain", "TORCH_SDPA", "--diff", "h100", "b200"), "together with --diff"),
         (("explain", "TORCH_SDPA", "--model", "x"), "together with --model"),
+        (("explain", "--diff", "h100", "b200", "--device", "t4"), "together with --diff"),
+        (("select", "--num-heads", "8", "--max-model-len", "9"), "with --model"),
         (("explain",), "--num-heads is missing"),
     ],
 )

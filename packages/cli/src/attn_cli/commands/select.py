@@ -54,6 +54,7 @@ def select(request: RequestFlags, output: OutputFlags) -> int:
     Any device can be asked about from any machine; without --device it is this machine's first.
     With --quiet the backend's name is all that is printed, a line for each with --model.
     """
+    _refuse_unused(request)
     return _answer(request, output, _settings(output), is_full=False)
 
 
@@ -65,6 +66,7 @@ def explain(explained: ExplainFlags, request: RequestFlags, output: OutputFlags)
     """
     settings = _settings(output)
     _refuse_together(explained, request)
+    _refuse_unused(request, has_devices=explained.diff is not None)
     if explained.diff is not None:
         from attn_cli.commands.diff import explain_diff
 
@@ -87,6 +89,18 @@ def _refuse_together(explained: ExplainFlags, request: RequestFlags) -> None:
             raise InvalidInputError.for_argument(
                 "BACKEND", f"{explained.name!r} together with {option}", "one of them"
             )
+
+
+def _refuse_unused(request: RequestFlags, *, has_devices: bool = False) -> None:
+    """Refuse flags that the answer would leave aside."""
+    if request.max_model_len is not None and request.model is None:
+        raise InvalidInputError.for_argument(
+            "--max-model-len", request.max_model_len, "with --model, whose sequences it bounds"
+        )
+    if has_devices and request.device is not None:
+        raise InvalidInputError.for_argument(
+            "--device", f"{request.device!r} together with --diff", "one of them"
+        )
 
 
 def _settings(output: OutputFlags) -> Settings:
