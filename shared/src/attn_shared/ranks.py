@@ -3,11 +3,13 @@
 A rank that ran another layer, or another batch, than the others would leave them waiting in a
 collective, or combine numbers that do not belong together. So the ranks compare what they are
 about to do: the layer's description when it is built, the batch at the first step, and in checked
-mode at every step. Each comparison is one collective of some hundred bytes, and every rank raises.
+mode at every step. Each comparison is two collectives, a length and some hundred bytes, and every
+rank raises.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,10 +121,31 @@ def group_rank(group: ProcessGroup | None) -> int:
 
 
 def gather_objects(group: ProcessGroup, value: Any) -> list[Any]:
-    """Return what each rank of a group passed; one collective, which every rank has to enter."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    """Return what each rank of a group passed, pickled; every rank has to enter.
+
+    torch's own `all_gather_object` needs NumPy, which torch does not bring.
+    """
+    device = _device_of(group)
+    size = dist.get_world_size(group)
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(own)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(size)]
+    dist.all_gather(lengths, length, group=group)
+    counts = [int(each) for each in lengths]
+    padded = own.new_zeros(max(counts))
+    padded[: len(own)] = own
+    rows = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(rows, padded, group=group)
+    pairs = zip(rows, counts, strict=True)
+    return [pickle.loads(bytes(row[:count].tolist())) for row, count in pairs]
+
+
+def _device_of(group: ProcessGroup) -> torch.device:
+    """Return where tensors have to lie for a group's collectives."""
+    kind = {"nccl": "cuda", "xccl": "xpu"}.get(dist.get_backend(group), "cpu")
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def compare_ranks(group: ProcessGroup, what: str, facts: Mapping[str, object]) -> None:
