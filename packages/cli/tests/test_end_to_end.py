@@ -144,7 +144,12 @@ def test_a_full_disk_under_stdout_is_said_in_one_line(form: list[str]) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_ctrl_c_ends_it_with_one_word(install: Callable[..., Path]) -> None:
-    source = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    # a job in the background inherits a SIGINT that is ignored
+    source = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     entry_points = "[attn.backends]\nSLOW = slow_plugin:Backend\n"
     path = install("slow-dist", "slow_plugin", source, entry_points)
     done = run("list", path=path)

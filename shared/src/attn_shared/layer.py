@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from attn_shared._dcp_layer import Build
 from attn_shared._fields import require_positive
 from attn_shared._layer_inputs import (
     check_batch_kind,
@@ -153,35 +154,45 @@ class Attention:
         self.sinks = per_head("sinks", sinks, num_heads, self.device)
         self.alibi_slopes = per_head("alibi_slopes", alibi_slopes, num_heads, self.device)
         self.kv_cache_spec = _cache_spec(self.selection, facts)
-        self.spec = LayerSpec.from_request(
-            request,
-            scale=head_size**-0.5 if scale is None else scale,
+        self.spec = self._described(scale, place)
+        build = partial(_build, self.selection, self.config, self.device)
+        self._ranks = self._shared(place, build, facts, selector)
+        self.impl, self.builder = self._made(build)
+        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
+        self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
+        self.handle = _register(self)
+
+    def _described(self, scale: float | None, place: ContextParallel) -> LayerSpec:
+        return LayerSpec.from_request(
+            self.request,
+            scale=self.request.head_size**-0.5 if scale is None else scale,
             kv_cache_spec=self.kv_cache_spec,
             dcp_rank=place.dcp_rank,
             dcp_interleave=place.interleave,
             pcp_rank=place.pcp_rank,
         )
-        build = partial(_build, self.selection, self.config, self.device)
-        self._ranks: RanksLayer | None = None
-        self.impl: AttentionImpl[Any]
-        if place.is_shared:
-            capability = self.selection.backend_cls.capability(facts, selector.inventory(facts))
-            self._ranks = RanksLayer(
-                layer=self,
-                request=request,
-                spec=self.spec,
-                place=place,
-                build=build,
-                capability=capability,
-                device=facts,
-                is_checked=self.config.checked,
-            )
-            self.impl, self.builder = self._ranks.impl, self._ranks.builder
-        else:
-            self.impl, self.builder = build(self.spec)
-        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
-        self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
-        self.handle = _register(self)
+
+    def _made(self, build: Build) -> tuple[AttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+        if self._ranks is not None:
+            return self._ranks.impl, self._ranks.builder
+        return build(self.spec)
+
+    def _shared(
+        self, place: ContextParallel, build: Build, facts: DeviceFacts, selector: Selector
+    ) -> RanksLayer | None:
+        """Return what runs the layer over its ranks; None where it has one."""
+        if not place.is_shared:
+            return None
+        return RanksLayer(
+            layer=self,
+            request=self.request,
+            spec=self.spec,
+            place=place,
+            build=build,
+            capability=self.selection.backend_cls.capability(facts, selector.inventory(facts)),
+            device=facts,
+            is_checked=self.config.checked,
+        )
 
     def allocate(self, num_blocks: int) -> torch.Tensor:
         """Return a zero-filled cache of `num_blocks` blocks.
