@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar, final
 
 import torch
@@ -59,7 +60,14 @@ class AttentionImplBase(ABC, Generic[M]):
 
 
 class AttentionImpl(AttentionImplBase[M]):
-    """Runs one layer of ordinary attention."""
+    """Runs one layer of ordinary attention.
+
+    Attributes:
+        write_kv: what writes the cache; another with the signature of `attn_shared.kv_write`'s may
+            take its place, on the class or on one layer.
+    """
+
+    write_kv: Callable[..., None] = staticmethod(write_kv)
 
     @abstractmethod
     def forward(
@@ -119,7 +127,7 @@ class AttentionImpl(AttentionImplBase[M]):
                 raise InvalidInputError.for_argument(
                     f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
                 )
-        write_kv(
+        self.write_kv(
             kv_cache,
             spec,
             key,

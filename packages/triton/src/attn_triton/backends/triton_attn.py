@@ -20,7 +20,6 @@ from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
     InvalidInputError,
-    UnsupportedOptionError,
     VendorMissingError,
     own_words,
 )
@@ -93,6 +92,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
 
     can_return_lse = True
     supports_pcp = True
+    write_kv = staticmethod(write_kv)
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.
@@ -148,38 +148,6 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             into = torch.empty_like(output, memory_format=torch.contiguous_format)
         self._calls.run(layer, query, into, lse, keys, tensors, metadata)
         return output if into is output else output.copy_(into)
-
-    def do_kv_cache_update(
-        self,
-        layer: AttentionLayer,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> None:
-        """Write the step's keys and values in one launch; see `AttentionImpl.do_kv_cache_update`.
-
-        Raises:
-            InvalidInputError: key, value or cache have another shape or dtype than the layer's.
-            UnsupportedOptionError: the layer has no paged cache.
-        """
-        spec = self.spec.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
-            raise UnsupportedOptionError("this layer has no paged cache to write.")
-        for name, rows in (("key", key), ("value", value)):
-            if rows.dtype is not self.spec.dtype:
-                raise InvalidInputError.for_argument(
-                    f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
-                )
-        write_kv(
-            kv_cache,
-            spec,
-            key,
-            value,
-            slot_mapping,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-        )
 
     def _keys(
         self,

@@ -130,6 +130,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         positive = spec if self._sign > 0 else replace(spec, scale=-spec.scale or 1.0)
         self._call = kernel_for(self.provider, positive)
         self._portable = portable_for(loaded.device)
+        self.write_kv = self._portable.write_kv
         self._sinks = Sinks(self.provider)
         cache = spec.kv_cache_spec
         self._is_fp8 = isinstance(cache, AttentionSpec) and cache.is_quantized
@@ -300,38 +301,6 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
 
     def _empty_like(self, query: Tensor) -> Tensor:
         return query.new_empty((len(query), self.spec.num_heads, self.spec.head_size_v))
-
-    def do_kv_cache_update(
-        self,
-        layer: AttentionLayer,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> None:
-        """Write the step's keys and values into their slots; see `AttentionImpl`.
-
-        Raises:
-            InvalidInputError: key, value or cache have another shape or dtype than the layer's.
-            UnsupportedOptionError: the layer has no paged cache.
-        """
-        spec = self.spec.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
-            raise UnsupportedOptionError("this layer has no paged cache to write.")
-        for name, rows in (("key", key), ("value", value)):
-            if rows.dtype is not self.spec.dtype:
-                raise InvalidInputError.for_argument(
-                    f"{name} dtype", rows.dtype, f"{self.spec.dtype}, the layer's"
-                )
-        self._portable.write_kv(
-            kv_cache,
-            spec,
-            key,
-            value,
-            slot_mapping,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-        )
 
 
 def _require_addressable(spec: LayerSpec) -> None:
