@@ -261,6 +261,22 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         self.device = device
         self.reorder_batch_threshold: int | None = None
 
+    def shared_block_size(self) -> int:
+        """Return tokens per block, for a group whose layers have a cache.
+
+        Raises:
+            UnsupportedOptionError: a layer's cache has blocks of another size than the group's.
+        """
+        group = self.kv_cache_spec
+        for name, layer in self.layers.items():
+            own = layer.kv_cache_spec
+            if group is None or own is None or own.block_size != group.block_size:
+                raise UnsupportedOptionError(
+                    f"kv_cache_spec={group} does not have the block size of layer {name}: {own}.",
+                    hint="layers of one group share one block table.",
+                )
+        return 0 if group is None else group.block_size
+
     @classmethod
     def get_cudagraph_support(
         cls, config: BuildConfig, kv_cache_spec: KVCacheSpec | None

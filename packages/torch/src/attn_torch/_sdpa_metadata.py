@@ -71,7 +71,7 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
         self._layer = require_uniform(layers, shared)
         for layer in layers.values():
             require_served(NAME, CAPABILITY, layer)
-        self._block_size = self._read_block_size()
+        self._block_size = None if self._layer.attn_type in CACHE_FREE else self.shared_block_size()
         limits = self._group_limits()
         # One layer of each visibility: what a batch is refused for depends on no more.
         self._distinct = {visibility_of(layer): layer for layer in layers.values()}
@@ -85,20 +85,6 @@ class TorchSDPAMetadataBuilder(AttentionMetadataBuilder[TorchSDPAMetadata]):
             for visibility in self._distinct
         )
         self._scratch = config.workspace or Workspace(device)
-
-    def _read_block_size(self) -> int | None:
-        """Return tokens per block, None without a cache; which all layers share."""
-        if self._layer.attn_type in CACHE_FREE:
-            return None
-        group = self.kv_cache_spec
-        for name, layer in self.layers.items():
-            own = layer.kv_cache_spec
-            if group is None or own is None or own.block_size != group.block_size:
-                raise UnsupportedOptionError(
-                    f"kv_cache_spec={group} does not have the block size of layer {name}: {own}.",
-                    hint="layers of one group share one block table.",
-                )
-        return None if group is None else group.block_size
 
     def _group_limits(self) -> GroupLimits:
         layer = self._layer

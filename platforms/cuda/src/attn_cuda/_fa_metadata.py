@@ -84,7 +84,7 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         self._layer = require_uniform(layers, _SHARED)
         self._provider, self._loaded = _one_provider(layers)
         self._is_cached = self._layer.attn_type not in CACHE_FREE
-        self._block_size = self._read_block_size()
+        self._block_size = self.shared_block_size() if self._is_cached else 0
         # What a batch is refused for depends on no more.
         self._distinct = tuple({_kind(layer): layer for layer in layers.values()}.values())
         self._is_invariant = config.batch_invariant or self._layer.batch_invariant
@@ -98,20 +98,6 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
         self._buffers = Buffers(device, is_kept=self._is_captured)
         # (requests, tokens, of single queries) -> bounds of queries and keys that were captured.
         self._bounds: dict[tuple[int, int, bool], tuple[int, int]] = {}
-
-    def _read_block_size(self) -> int:
-        """Return tokens per block, 0 without a cache; which all layers share."""
-        if not self._is_cached:
-            return 0
-        group = self.kv_cache_spec
-        for name, layer in self.layers.items():
-            own = layer.kv_cache_spec
-            if group is None or own is None or own.block_size != group.block_size:
-                raise UnsupportedOptionError(
-                    f"kv_cache_spec={group} does not have the block size of layer {name}: {own}.",
-                    hint="layers of one group share one block table.",
-                )
-        return 0 if group is None else group.block_size
 
     @classmethod
     def get_cudagraph_support(
