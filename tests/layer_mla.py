@@ -18,11 +18,11 @@ from attn_shared.backend import (
 from attn_shared.capability import Capability, DeviceLimit, MultipleOf, SizeSet, Support
 from attn_shared.context_parallel import local_slot_mapping
 from attn_shared.device import DeviceFacts, Vendor
-from attn_shared.errors import UnsupportedOptionError
 from attn_shared.inventory import Inventory
 from attn_shared.kv_write import concat_and_cache_mla, slot_mapping_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla import MLAAttention
+from attn_shared.mla_reference import eager_mla_attention, mla_attention
 from attn_shared.ranks import ContextParallel
 from attn_shared.reference import mla_decode
 from attn_shared.request import MLADims
@@ -43,9 +43,6 @@ class _Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
 
 class _Impl(MLAAttentionImpl[CommonAttentionMetadata]):
     can_return_lse = True
-
-    def forward_mha(self, *arguments: Any, **options: Any) -> None:
-        raise NotImplementedError
 
     def forward_mqa(
         self,
@@ -104,8 +101,11 @@ class MlaReference(AttentionBackend):
 def run(group: dist.ProcessGroup, interleave: int) -> str:
     """Return what is wrong with this rank's answer, "" if nothing is."""
     place = ContextParallel(dcp_group=group, interleave=interleave)
+    generator = torch.Generator().manual_seed(interleave)
+    weights = torch.randn(place.dcp_size, HEADS * 16, DIMS.kv_lora_rank, generator=generator)
     attn = MLAAttention(
         num_heads=HEADS,
+        kv_b_proj=weights[place.dcp_rank],
         scale=SCALE,
         dims=DIMS,
         dtype=torch.float32,
@@ -113,7 +113,6 @@ def run(group: dist.ProcessGroup, interleave: int) -> str:
         block_size=BLOCK,
         context_parallel=place,
     )
-    generator = torch.Generator().manual_seed(interleave)
     lens = [max(each) for each in zip(QUERY_LENS, SEQ_LENS, strict=True)]
     entries = torch.randn(sum(lens), DIMS.latent_size, generator=generator)
     queries = torch.randn(
@@ -160,8 +159,13 @@ def run(group: dist.ProcessGroup, interleave: int) -> str:
     }
     exact, eager = mla_decode(query, whole, **call), eager_mla_decode(query, whole, **call)
     report = check_against_reference(output, lse, exact, eager, dtype=torch.float32)
-    try:
-        attn.prefill(query, latent, rope, shard, plan)
-    except UnsupportedOptionError as error:
-        return "" if report.ok and "dcp_size=" in str(error) else str(report)
-    return "a prefill over shards is not refused"
+    if not report.ok:
+        return str(report)
+    heads = torch.randn(place.dcp_size, len(query), HEADS, 12, generator=generator)
+    expanded = heads[place.dcp_rank]
+    output = attn.forward(expanded, latent[new], rope[new], shard, plan, lse=lse)
+    arguments = expanded, whole, weights[place.dcp_rank], DIMS
+    del call["kv_lora_rank"]
+    exact, eager = mla_attention(*arguments, **call), eager_mla_attention(*arguments, **call)
+    report = check_against_reference(output, lse, exact, eager, dtype=torch.float32)
+    return "" if report.ok else f"forward: {report}"

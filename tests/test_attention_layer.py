@@ -332,10 +332,13 @@ def test_handles_do_not_keep_layers_alive() -> None:
         layer_of(handle)
 
 
-def test_mla_is_refused_with_every_verdict_until_a_backend_has_it() -> None:
+def test_latents_are_offered_backends_for_latents_alone() -> None:
     with pytest.raises(NoBackendError, match="mla=True") as caught:
-        MLAAttention(num_heads=16, scale=192**-0.5)
+        MLAAttention(num_heads=16, scale=192**-0.5, backend="TORCH_SDPA")
     assert caught.value.exit_code == 3
+    names = {v.name for v in MLAAttention(num_heads=16, scale=192**-0.5).selection.verdicts}
+    assert "TORCH_MLA" in names
+    assert "TORCH_SDPA" not in names
 
 
 @pytest.mark.parametrize("name", ["query", "output", "lse"])

@@ -22,7 +22,7 @@ from attn_shared.inventory import Inventory, VendorEntry, VendorSpec, VendorStat
 from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.platform import Availability, Candidate, Platform
-from attn_shared.registry import BACKEND_GROUP, PLATFORM_GROUP, BackendRegistry
+from attn_shared.registry import BACKEND_GROUP, MLA_PREFILL_GROUP, PLATFORM_GROUP, BackendRegistry
 from attn_shared.request import AttentionRequest
 
 GPU = DeviceFacts(
@@ -213,11 +213,13 @@ class FakeEntryPoints:
 
     backends: Iterable[FakeEntryPoint] = ()
     platforms: Iterable[FakeEntryPoint] = ()
+    prefills: Iterable[FakeEntryPoint] = ()
     listed: list[str] = field(default_factory=list)
 
     def __call__(self, group: str) -> Any:
         self.listed.append(group)
-        return {BACKEND_GROUP: self.backends, PLATFORM_GROUP: self.platforms}[group]
+        groups = {BACKEND_GROUP: self.backends, MLA_PREFILL_GROUP: self.prefills}
+        return {**groups, PLATFORM_GROUP: self.platforms}[group]
 
 
 def registry_of(

@@ -18,7 +18,12 @@ from attn_shared.errors import (
     UnknownNameError,
 )
 from attn_shared.known_backends import KNOWN_BACKENDS
-from attn_shared.registry import BACKEND_GROUP, PLATFORM_GROUP, BackendRegistry
+from attn_shared.registry import (
+    BACKEND_GROUP,
+    MLA_PREFILL_GROUP,
+    PLATFORM_GROUP,
+    BackendRegistry,
+)
 
 WriteModule = Callable[[str, str], None]
 
@@ -46,9 +51,9 @@ def test_nothing_is_listed_before_it_is_asked_for() -> None:
     assert points.listed == []
     assert found.names() == ("X", "Y")
     assert found.names() == ("X", "Y")
-    assert points.listed == [BACKEND_GROUP]
+    assert points.listed == [BACKEND_GROUP, MLA_PREFILL_GROUP]
     assert list(found.platforms()) == list(found.platforms()) == ["fake"]
-    assert points.listed == [BACKEND_GROUP, PLATFORM_GROUP]
+    assert points.listed == [BACKEND_GROUP, MLA_PREFILL_GROUP, PLATFORM_GROUP]
 
 
 def test_a_backend_is_imported_when_it_is_loaded(write_module: WriteModule) -> None:

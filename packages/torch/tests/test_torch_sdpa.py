@@ -176,7 +176,7 @@ def test_bounded_logits_change_nothing(logits_bytes, monkeypatch):
 
 
 def test_a_fallback_to_whole_matrices_is_bounded_too(monkeypatch):
-    monkeypatch.setattr("attn_torch.backends.torch_sdpa.is_fused", lambda device: False)
+    monkeypatch.setattr("attn_torch._paths.is_fused", lambda device: False)
     for logits_bytes in (4, 700, 10**6):
         monkeypatch.setattr(_runner, "LOGITS_BYTES", logits_bytes)
         _check(Case(**MIXED, window=(9, 0)))

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from attn_shared.backend import AttentionBackend
 from attn_shared.errors import InvalidInputError
+from attn_shared.mla_prefill import MLAPrefill
 
 __all__ = [
     "API_VERSION",
@@ -27,7 +28,13 @@ __all__ = [
 API_VERSION = 1
 """Version of the interface in `attn_shared.backend`; a backend declares the range it fits."""
 
-BackendKind = Literal["attention", "mamba"]
+BackendKind = Literal["attention", "mamba", "mla_prefill"]
+"""Registries of names: a name is unique within its kind."""
+
+_CLASSES: dict[BackendKind, type[AttentionBackend] | type[MLAPrefill]] = {
+    "attention": AttentionBackend,
+    "mla_prefill": MLAPrefill,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +115,13 @@ def import_path(path: str) -> type[Any]:
     return cast("type[Any]", target)
 
 
-def backend_problem(cls: object, name: str) -> str | None:
-    """Say what keeps a class from serving as the attention backend `name`, or None."""
-    if not (isinstance(cls, type) and issubclass(cls, AttentionBackend)):
-        return f"{cls!r} is not a subclass of attn_shared.backend.AttentionBackend"
+def backend_problem(cls: object, name: str, kind: BackendKind = "attention") -> str | None:
+    """Say what keeps a class from serving under a name, or None."""
+    base = _CLASSES.get(kind)
+    if base is None:
+        return None
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        return f"{cls!r} is not a subclass of {base.__module__}.{base.__name__}"
     missing = sorted(cls.__abstractmethods__)
     if missing:
         return f"{cls.__name__} does not define {', '.join(missing)}"
@@ -121,7 +131,7 @@ def backend_problem(cls: object, name: str) -> str | None:
     rank = cls.auto_priority
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
         return f"{cls.__name__}.auto_priority is {rank!r}, not an int or None"
-    loads = cls.load_vendor.__func__ is not AttentionBackend.load_vendor.__func__  # type: ignore[attr-defined]
+    loads = cls.load_vendor.__func__ is not base.load_vendor.__func__  # type: ignore[attr-defined]
     if cls.vendor_libraries and not loads:
         return f"{cls.__name__} names vendor_libraries and does not define load_vendor"
     return api_problem(cls.attn_api)

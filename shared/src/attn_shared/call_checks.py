@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
-from attn_shared.impl import AttentionLayer
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
+from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.spec import LayerSpec
 
-__all__ = ["CallChecker", "check_block_size", "check_scale"]
+if TYPE_CHECKING:
+    from attn_shared.impl import AttentionLayer
+
+__all__ = ["CallChecker", "check_block_size", "check_rows", "check_scale"]
 
 
 class CallChecker:
@@ -35,7 +39,7 @@ class CallChecker:
         self._returns_lse = returns_lse
         self._takes_scales = (
             isinstance(cache, AttentionSpec) and cache.is_quantized and not cache.has_inline_scales
-        )
+        ) or (isinstance(cache, MLAAttentionSpec) and cache.is_quantized)
         # Scale tensors on the host whose contents were found to be 1.
         self._seen_scales: dict[str, Tensor] = {}
 
@@ -97,6 +101,46 @@ class CallChecker:
         _check_shape("lse", lse, (self.spec.num_heads, rows))
         _check_like("lse", lse, torch.float32, device)
 
+    def check_latents(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        output: Tensor | None,
+        lse: Tensor | None,
+        num_tokens: int,
+    ) -> None:
+        """Refuse tensors of a step over latents, before its cache is written.
+
+        Args:
+            query: (T, H, qk_nope_head_dim + qk_rope_head_dim).
+            latent: (T, kv_lora_rank).
+            rope: (T, qk_rope_head_dim).
+            output: (T, H, v_head_dim), or None.
+            lse: (H, T) float32, or None.
+            num_tokens: rows that the metadata describes; T is at least as many.
+
+        Raises:
+            InvalidInputError: names the argument, its value and what is allowed.
+            UnsupportedOptionError: an LSE is asked of an implementation that returns none.
+        """
+        spec, dims = self.spec, self.spec.mla
+        if dims is None:
+            raise UnsupportedOptionError("this layer has no latents.")
+        heads, key = spec.num_heads, dims.qk_nope_head_dim + dims.qk_rope_head_dim
+        _check_is_tensor("query", query)
+        widths: list[tuple[str, Tensor, tuple[int, ...]]] = [
+            ("query", query, (heads, key)),
+            ("latent", latent, (dims.kv_lora_rank,)),
+            ("rope", rope, (dims.qk_rope_head_dim,)),
+        ]
+        if output is not None:
+            widths.append(("output", output, (heads, dims.v_head_dim)))
+        for name, tensor, tail in widths:
+            check_rows(name, tensor, num_tokens, tail, spec.dtype, query.device)
+        if lse is not None:
+            self._check_lse(lse, len(query), query.device)
+
     def check_cache(
         self, kv_cache: Tensor | None, device: torch.device
     ) -> tuple[Tensor, AttentionSpec]:
@@ -118,6 +162,48 @@ class CallChecker:
                 "kv_cache device", kv_cache.device, f"{device}, the query's"
             )
         return kv_cache, spec
+
+    def check_decode(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: object,
+        output: Tensor | None,
+        lse: Tensor | None,
+    ) -> tuple[Tensor, MLAAttentionSpec]:
+        """Return the output and the cache's format of a call of `forward_mqa`.
+
+        Args:
+            layer: the calling layer.
+            query: (T, H, latent_size).
+            kv_cache: (num_blocks, block_size, latent_size).
+            metadata: this step's, an `MLAMetadata`.
+            output: (T, H, kv_lora_rank); None: it is made, with zeros behind the decodes.
+            lse: (H, T), or None.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the metadata.
+            UnsupportedOptionError: the layer has no cache of latents, or an option that it was not
+                built with.
+        """
+        num_tokens = require_mla_metadata(metadata).num_decode_tokens
+        self.check_tensors(query, output, lse, num_tokens)
+        self.check_layer(layer, query.device)
+        spec = self.spec.kv_cache_spec
+        if not isinstance(spec, MLAAttentionSpec):
+            raise UnsupportedOptionError("this layer has no cache of latents.")
+        _check_is_tensor("kv_cache", kv_cache)
+        if kv_cache.device != query.device:
+            raise InvalidInputError.for_argument(
+                "kv_cache device", kv_cache.device, f"{query.device}, the query's"
+            )
+        spec.check(kv_cache)
+        if output is None:
+            shape = (len(query), self.spec.num_heads, self.spec.head_size_v)
+            output = query.new_empty(shape)
+            output[num_tokens:].zero_()
+        return output, spec
 
     def check_keys(
         self,
@@ -240,6 +326,34 @@ class CallChecker:
             self._seen_scales[name] = scale
             return True
         return False
+
+
+def check_rows(
+    name: str,
+    tensor: Tensor,
+    num_rows: int,
+    tail: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Refuse a tensor of a call that has not one row per token, of a width, dtype and place.
+
+    Args:
+        name: of the argument.
+        tensor: (at least num_rows, *tail).
+        num_rows: tokens that the metadata describes.
+        tail: the other dimensions.
+        dtype: the layer's.
+        device: the query's.
+
+    Raises:
+        InvalidInputError: as said.
+    """
+    _check_is_tensor(name, tensor)
+    if tensor.shape[1:] != tail or len(tensor) < num_rows:
+        sizes = ", ".join(map(str, (f"at least {num_rows}", *tail)))
+        raise InvalidInputError.for_argument(f"{name} shape", tuple(tensor.shape), f"({sizes})")
+    _check_like(name, tensor, dtype, device)
 
 
 def check_block_size(block_size: int | None, spec: KVCacheSpec | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_shared._plugins import BackendKind
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
     AttnError,
@@ -29,6 +30,7 @@ def select(
     policy: Policy | None = None,
     *,
     registry: BackendRegistry = DEFAULT_REGISTRY,
+    kind: BackendKind = "attention",
 ) -> Selection:
     """Choose the backend for a request on a device.
 
@@ -42,6 +44,7 @@ def select(
         inventory: which vendor libraries are installed there.
         policy: who named what; None is "auto".
         registry: where names are looked up.
+        kind: "attention", or "mla_prefill" for what prefills over latents.
 
     Raises:
         UnknownNameError: a backend was named that nobody knows or provides.
@@ -51,19 +54,20 @@ def select(
         NoBackendError: no candidate serves; holds every verdict.
     """
     policy = policy or Policy()
-    verdicts = _verdicts(request, device, inventory, policy, registry)
+    verdicts = _verdicts(request, device, inventory, policy, registry, kind)
     chosen, decided_by = _best(verdicts, policy, {VerdictStatus.ELIGIBLE})
     selection = Selection(
         request=request,
         device=device,
         policy=policy,
         chosen=None if chosen is None else chosen.name,
-        backend=None if chosen is None else registry.load(chosen.name),
+        backend=None if chosen is None else registry.load(chosen.name, kind),
         kv_layout=None if chosen is None else chosen.kv_layout,
         block_size=None if chosen is None else chosen.block_size,
         decided_by=decided_by,
         verdicts=tuple(v.as_chosen() if v is chosen else v for v in verdicts),
         failures=tuple(str(failure) for failure in registry.failures()),
+        kind=kind,
     )
     if chosen is None:
         raise _refusal(selection)
@@ -76,10 +80,11 @@ def _verdicts(
     inventory: Inventory,
     policy: Policy,
     registry: BackendRegistry,
+    kind: BackendKind,
 ) -> list[Verdict]:
     platform = registry.platform_for(device.vendor)
-    candidates = candidates_for(platform, request, device, policy, registry)
-    return [judge(c, request, device, inventory, registry) for c in candidates]
+    candidates = candidates_for(platform, request, device, policy, registry, kind)
+    return [judge(c, request, device, inventory, registry, kind) for c in candidates]
 
 
 def contender(
@@ -88,12 +93,13 @@ def contender(
     inventory: Inventory,
     policy: Policy,
     registry: BackendRegistry,
+    kind: BackendKind = "attention",
 ) -> Verdict | None:
     """Return the verdict to choose if all that is unknown turned out well; None if there is none.
 
     If it is unknown itself, its `needs_probe` are what the choice waits for.
     """
-    verdicts = _verdicts(request, device, inventory, policy, registry)
+    verdicts = _verdicts(request, device, inventory, policy, registry, kind)
     return _best(verdicts, policy, {VerdictStatus.ELIGIBLE, VerdictStatus.UNKNOWN})[0]
 
 
@@ -171,14 +177,15 @@ class SelectionCache:
         inventory: Inventory,
         policy: Policy,
         registry: BackendRegistry,
+        kind: BackendKind = "attention",
     ) -> Selection | None:
         """Return the selection that was kept for the same question, or None."""
-        key = (request, device, inventory, policy, registry, registry.generation)
+        key = (request, device, inventory, policy, kind, registry, registry.generation)
         return self._entries.get(key)
 
     def keep(self, selection: Selection, inventory: Inventory, registry: BackendRegistry) -> None:
         """Keep a selection that was made with this inventory and registry."""
         while len(self._entries) >= self.max_entries:
             self._entries.pop(next(iter(self._entries)), None)
-        asked = (selection.request, selection.device, inventory, selection.policy)
+        asked = (selection.request, selection.device, inventory, selection.policy, selection.kind)
         self._entries[*asked, registry, registry.generation] = selection

@@ -8,9 +8,11 @@ from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar, final
 
 import torch
 
+from attn_shared._mla_forward import gather_latents, prefill_rows
 from attn_shared.errors import InvalidInputError, MLAForwardError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla, write_kv
+from attn_shared.merge import merge_attn_states
 from attn_shared.spec import LayerSpec
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "AttentionImplBase",
     "AttentionLayer",
     "MLAAttentionImpl",
+    "MLALayer",
     "SparseMLAAttentionImpl",
 ]
 
@@ -39,6 +42,17 @@ class AttentionLayer(Protocol):
     v_scale: float | torch.Tensor
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
+
+
+class MLALayer(AttentionLayer, Protocol):
+    """What an implementation of latent attention reads of the layer that calls it.
+
+    Attributes:
+        kv_b_proj: (H * (qk_nope_head_dim + v_head_dim), kv_lora_rank), the up-projection of the
+            latent to each head's key and value; None where only `forward_mqa` is called.
+    """
+
+    kv_b_proj: torch.Tensor | None
 
 
 class AttentionImplBase(ABC, Generic[M]):
@@ -139,20 +153,35 @@ class AttentionImpl(AttentionImplBase[M]):
 
 
 class MLAAttentionImpl(AttentionImplBase[M]):
-    """Runs one layer of multi-head latent attention: there is no `forward`."""
+    """Runs one layer of multi-head latent attention: there is no `forward`.
 
-    @abstractmethod
+    A backend writes `forward_mqa`; `forward_mha` is the same for all and has the prefill that the
+    builder chose attend. M is an `attn_shared.mla_metadata.MLAMetadata`.
+
+    Attributes:
+        gather_latents: what reads earlier entries; another of its signature may take its place.
+        merge_states: what merges chunks of keys, likewise.
+    """
+
+    gather_latents: Callable[..., torch.Tensor] = staticmethod(gather_latents)
+    merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = staticmethod(merge_attn_states)
+
     def forward_mha(
         self,
-        layer: AttentionLayer,
+        layer: MLALayer,
         query: torch.Tensor,
         latent: torch.Tensor,
         rope: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: M,
         output: torch.Tensor,
+        *,
+        lse: torch.Tensor | None = None,
     ) -> None:
-        """Prefill with expanded heads.
+        """Prefill with expanded heads; the cache holds the keys of earlier steps.
+
+        All tensors but the cache have the rows of the step's prefills alone, which come behind
+        its decodes. With an fp8 cache the step's own tokens are read as they are stored.
 
         Args:
             layer: the calling layer.
@@ -162,7 +191,12 @@ class MLAAttentionImpl(AttentionImplBase[M]):
             kv_cache: (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim).
             metadata: this step's.
             output: (T, H, v_head_dim), written in place.
+            lse: (H, T) float32, natural logarithm, written in place.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the metadata.
         """
+        prefill_rows(self, layer, query, latent, rope, kv_cache, metadata, output, lse)
 
     @abstractmethod
     def forward_mqa(
@@ -175,11 +209,15 @@ class MLAAttentionImpl(AttentionImplBase[M]):
         *,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Decode over the latent cache.
+        """Decode over the latent cache, which holds the step's own tokens as well.
+
+        Rows past `metadata.num_decode_tokens` are not read, and what is written there is
+        unspecified. A row whose request has seq_len 0 has output 0 and LSE -inf.
 
         Args:
             layer: the calling layer.
-            query: (T, H, kv_lora_rank + qk_rope_head_dim), absorbed.
+            query: (T, H, kv_lora_rank + qk_rope_head_dim), absorbed, any strides with a dense
+                last dimension; T is at least `metadata.num_decode_tokens`.
             kv_cache: (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim).
             metadata: this step's.
             output: (T, H, kv_lora_rank), written in place and returned.
@@ -237,13 +275,15 @@ class SparseMLAAttentionImpl(MLAAttentionImpl[M]):
 
     def forward_mha(
         self,
-        layer: AttentionLayer,
+        layer: MLALayer,
         query: torch.Tensor,
         latent: torch.Tensor,
         rope: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: M,
         output: torch.Tensor,
+        *,
+        lse: torch.Tensor | None = None,
     ) -> None:
         """Refuse: a sparse backend prefills through forward_mqa as well.
 

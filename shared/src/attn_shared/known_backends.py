@@ -14,6 +14,7 @@ from attn_shared.device import Vendor
 __all__ = [
     "KNOWN_BACKENDS",
     "KNOWN_MAMBA_BACKENDS",
+    "KNOWN_MLA_PREFILLS",
     "PLATFORM_DISTRIBUTIONS",
     "KnownBackend",
 ]
@@ -36,7 +37,7 @@ class KnownBackend:
     """One known name.
 
     Attributes:
-        family: "mha", "mla", "sparse_mla", "recurrent" or "placeholder".
+        family: "mha", "mla", "sparse_mla", "mla_prefill", "recurrent" or "placeholder".
         vendors: whose devices it is for.
         kernels: where its kernels come from.
         is_planned: whether attn intends to provide it.
@@ -112,3 +113,17 @@ KNOWN_MAMBA_BACKENDS = MappingProxyType(
     }
 )
 """Recurrent backends by name."""
+
+KNOWN_MLA_PREFILLS = MappingProxyType(
+    {
+        "TORCH_SDPA": KnownBackend("mla_prefill", _ALL, "torch scaled_dot_product_attention", True),
+        "TRITON": KnownBackend("mla_prefill", (_N, _A, _I), "Triton", True),
+        "FLASH_ATTN": KnownBackend("mla_prefill", (_N,), "FlashAttention 2, 3 and 4", True),
+        "TRTLLM_RAGGED": KnownBackend("mla_prefill", (_N,), "FlashInfer: trtllm-gen", True),
+        "FLASHINFER": KnownBackend("mla_prefill", (_N,), "FlashInfer", True),
+        "ROCM_AITER_FA": KnownBackend("mla_prefill", (_A,), "AITER", True),
+        "TOKENSPEED_MLA": KnownBackend("mla_prefill", (_N,), "tokenspeed_mla"),
+        "CUSTOM": KnownBackend("placeholder", (), "vLLM's one slot for third parties"),
+    }
+)
+"""Kernels that prefill over latents, by name (vLLM 0.25.1's and attn's own)."""

@@ -40,7 +40,7 @@ from attn_shared.selection import Policy, Selection
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig, LayerSpec
 
-__all__ = ["Attention", "StepPlan"]
+__all__ = ["Attention", "StepPlan", "register_layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class Attention:
         self.impl, self.builder = self._made(build)
         self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
-        self.handle = _register(self)
+        self.handle = register_layer(self)
 
     def _described(self, scale: float | None, place: ContextParallel) -> LayerSpec:
         return LayerSpec.from_request(
@@ -472,18 +472,19 @@ def _build(
 _ARGUMENTS = ("num_heads", "head_size", *(Attention.__init__.__kwdefaults__ or ()))
 
 # Layers by handle, for the operator in `attn_shared.ops`: a graph can hold an integer, not a layer.
-_LAYERS: weakref.WeakValueDictionary[int, Attention] = weakref.WeakValueDictionary()
+_LAYERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _NEXT_HANDLE = iter(range(1, 2**62))
 
 
-def _register(layer: Attention) -> int:
+def register_layer(layer: object) -> int:
+    """Keep a layer by a number, for as long as it lives, and return the number."""
     handle = next(_NEXT_HANDLE)
     _LAYERS[handle] = layer
     return handle
 
 
-def layer_of(handle: int) -> Attention:
-    """Return the layer of a handle.
+def layer_of(handle: int) -> Any:
+    """Return the layer of a handle, an `Attention` or an `MLAAttention`.
 
     Raises:
         InvalidInputError: the layer is gone or never was.

@@ -1,29 +1,35 @@
-"""Multi-head latent attention for a user with no engine: select, allocate, plan, prefill, decode.
-
-The projections (kv_b_proj, and W_UK, W_UV absorbed into the query and output) are the caller's:
-`prefill` takes expanded heads, `decode` takes absorbed queries and gives latents.
-"""
+"""Multi-head latent attention for a user with no engine: select, allocate, plan, forward."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from attn_shared._dcp_layer import call_forward_mqa
-from attn_shared._layer_inputs import group_sizes
+from attn_shared._layer_inputs import (
+    check_config,
+    check_options,
+    device_of,
+    group_sizes,
+    policy_of,
+)
 from attn_shared._ranks_layer import RanksLayer
 from attn_shared.backend import AttentionMetadataBuilder, MLAAttentionImpl
-from attn_shared.call_checks import CallChecker
+from attn_shared.call_checks import CallChecker, check_block_size, check_scale
 from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
-from attn_shared.layer import StepPlan
+from attn_shared.layer import StepPlan, register_layer
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla_prefill import prefill_request
+from attn_shared.mla_projections import MLAProjections
+from attn_shared.ordering import ordered
 from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionRequest, MLADims
-from attn_shared.selection import Policy
+from attn_shared.selection import Policy, Selection
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig, LayerSpec
 
@@ -33,11 +39,19 @@ __all__ = ["MLAAttention"]
 class MLAAttention:
     """One layer of multi-head latent attention over a cache of latents.
 
+        attn = MLAAttention(num_heads=16, kv_b_proj=weight, scale=192**-0.5)
+        kv_cache = attn.allocate(num_blocks=1024)
+        plan = attn.plan(CommonAttentionMetadata.from_lengths(...))
+        output = attn.forward(query, latent, rope, kv_cache, plan)
+
     Attributes:
-        selection: which backend runs it, and why.
+        selection: which backend decodes, and why.
+        prefill_selection: which kernel prefills, and why; None over a sharded cache, where every
+            row is decoded, and where the configuration brings a class.
         request: what was asked.
         spec: the layer's description.
         kv_cache_spec: the cache's format.
+        kv_b_proj: the up-projection, or None.
     """
 
     def __init__(
@@ -45,10 +59,12 @@ class MLAAttention:
         *,
         num_heads: int,
         scale: float,
+        kv_b_proj: torch.Tensor | None = None,
         dims: MLADims | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
-        backend: str | None = None,
+        backend: str | Policy | None = None,
+        prefill: str | Policy | None = None,
         cache_scale: float | torch.Tensor = 1.0,
         config: BuildConfig | None = None,
         context_parallel: ContextParallel | None = None,
@@ -61,21 +77,29 @@ class MLAAttention:
             num_heads: query heads of this rank (H).
             scale: factor on q.k before absorption, 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)
                 for DeepSeek; never assumed.
+            kv_b_proj: (H * (qk_nope_head_dim + v_head_dim), kv_lora_rank), the weight by which
+                latents become this rank's keys and values; it is kept, not copied. None: the
+                caller projects, and `decode` alone is called.
             dims: widths; None: those of DeepSeek-V2 and V3.
             dtype: dtype of query and latent.
             device: torch device to run on.
             backend: name of the backend to use; None or "auto" lets the selector choose.
+            prefill: name of what prefills, likewise.
             cache_scale: of the entries of an fp8 cache: read back = stored * scale.
             config: bounds of the batches; `checked` validates each batch's contents.
             context_parallel: the ranks among which the cache of latents is sharded, each with its
-                own heads; `decode` then serves every phase.
+                own heads; every row is then decoded.
             selector: who selects.
             options: further fields of `AttentionRequest`.
 
         Raises:
+            InvalidInputError: the weight or the cache's scale does not fit.
+            InvalidRequestError: a field that no backend may accept.
+            UnknownNameError: an option, a backend or a prefill of no such name.
             NoBackendError: nothing serves the layer; the message has every reason.
             RanksDisagreeError: another rank built another layer.
         """
+        check_options(options, _ARGUMENTS)
         dims = dims or MLADims()
         place, sizes = group_sizes(context_parallel, options)
         self.request = AttentionRequest(
@@ -87,32 +111,76 @@ class MLAAttention:
             mla=dims,
             **{**options, **sizes},
         )
-        self.device = torch.device(device)
+        self.device, self.config = device_of(device), check_config(config)
         facts = selector.device_facts(self.device)
-        policy = Policy(backend=None if backend == "auto" else backend)
-        self.selection = selector.resolve(self.request, facts, policy)
+        self.selection = selector.resolve(self.request, facts, policy_of(backend))
+        self.prefill_selection = self._selected_prefill(prefill, facts, selector)
+        check_scale("cache_scale", cache_scale, 1)
         self.q_scale: float | torch.Tensor = 1.0
         self.k_scale: float | torch.Tensor = cache_scale
         self.v_scale: float | torch.Tensor = cache_scale
         self.sinks: torch.Tensor | None = None
         self.alibi_slopes: torch.Tensor | None = None
-        self.config = config or BuildConfig()
+        self.projections = self._projections(kv_b_proj, dims)
+        self.kv_b_proj = None if self.projections is None else self.projections.kv_b_proj
+        if self.prefill_selection is not None:
+            self.config = replace(self.config, mla_prefill=self.prefill_selection.prefill_cls)
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
-        self.spec = LayerSpec.from_request(
+        self.spec = self._described(scale, place)
+        self._ranks = self._share(place, facts, selector) if place.is_shared else None
+        self.impl, self.builder = self._made()
+        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
+        self.handle = register_layer(self)
+
+    def _described(self, scale: float, place: ContextParallel) -> LayerSpec:
+        return LayerSpec.from_request(
             self.request,
             scale=scale,
             kv_cache_spec=self.kv_cache_spec,
             dcp_rank=place.dcp_rank,
             dcp_interleave=place.interleave,
         )
-        self.impl: MLAAttentionImpl[Any]
-        self._ranks = None
-        if place.is_shared:
-            self._ranks = self._share(place, facts, selector)
-            self.impl, self.builder = self._ranks.impl, self._ranks.builder
-        else:
-            self.impl, self.builder = self._build(self.spec)
-        self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
+
+    def _made(self) -> tuple[MLAAttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+        if self._ranks is not None:
+            return self._ranks.impl, self._ranks.builder
+        return self._build(self.spec)
+
+    def _selected_prefill(
+        self, prefill: str | Policy | None, facts: DeviceFacts, selector: Selector
+    ) -> Selection | None:
+        """Return the choice of what prefills; None where none is called or a class is given.
+
+        Raises:
+            UnsupportedOptionError: one is named that would not be called.
+        """
+        policy = policy_of(prefill)
+        given, size = self.config.mla_prefill, self.request.dcp_size
+        if given is not None or size > 1:
+            if policy.named()[0] is not None:
+                why = f"dcp_size={size}" if size > 1 else f"config.mla_prefill={given}"
+                raise UnsupportedOptionError(
+                    f"prefill={policy.named()[0]} with {why}; allowed: None.",
+                    hint="rows over a sharded cache are all decoded; otherwise name one prefill "
+                    "in one place.",
+                )
+            return None
+        asked = prefill_request(self.request)
+        return selector.resolve(asked, facts, policy, kind="mla_prefill")
+
+    def _projections(self, kv_b_proj: torch.Tensor | None, dims: MLADims) -> MLAProjections | None:
+        if kv_b_proj is None:
+            return None
+        made = MLAProjections(kv_b_proj, dims, self.request.num_heads)
+        if kv_b_proj.dtype is not self.request.dtype:
+            raise InvalidInputError.for_argument(
+                "kv_b_proj dtype", kv_b_proj.dtype, f"{self.request.dtype}, the layer's"
+            )
+        if kv_b_proj.device.type != self.device.type:
+            raise InvalidInputError.for_argument(
+                "kv_b_proj device", kv_b_proj.device, f"{self.device}, the layer's"
+            )
+        return made
 
     def _share(self, place: ContextParallel, facts: DeviceFacts, selector: Selector) -> RanksLayer:
         """Build this rank's side of a layer whose cache is sharded."""
@@ -153,16 +221,46 @@ class MLAAttention:
         """Return a zero-filled cache (num_blocks, block_size, kv_lora_rank + qk_rope_head_dim)."""
         return self.kv_cache_spec.allocate(num_blocks, self.device)
 
-    def plan(self, common: CommonAttentionMetadata) -> StepPlan:
-        """Prepare one step; see `Attention.plan`."""
+    def plan(self, common: CommonAttentionMetadata, *, num_blocks: int | None = None) -> StepPlan:
+        """Prepare one step; decodes of a batch in another order are put first.
+
+        Args:
+            common: the batch; with prefills its host lengths must be exact.
+            num_blocks: in checked mode, blocks of the cache, which bound slots and block ids.
+
+        Raises:
+            MetadataError: the batch contradicts itself (contents are looked at in checked mode
+                only), or was described for blocks of another size.
+            UnsupportedOptionError: the batch asks for what the backend does not serve.
+        """
+        check_block_size(common.block_size, self.kv_cache_spec)
         if self._ranks is not None:
             common = self._ranks.with_shares(common)
         if self.config.checked:
-            check_metadata(common, spec=self.kv_cache_spec)
+            check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
         if self._ranks is not None:
             step = self._ranks.plan(common)
             return StepPlan(common=step.common, metadata=step)
-        return StepPlan(common=common, metadata=self.builder.build(0, common))
+        token_order = None
+        threshold = self.builder.reorder_batch_threshold or 1
+        if self.builder.requires_ordered_batch and common.max_query_len > threshold:
+            common, token_order = ordered(common, threshold)
+        metadata = self.builder.build(0, common)
+        return StepPlan(common=common, metadata=metadata, token_order=token_order)
+
+    def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
+        """Prepare a step of decodes for a graph to capture; `refresh` brings later ones to it."""
+        check_block_size(common.block_size, self.kv_cache_spec)
+        if self._ranks is not None:
+            return StepPlan(common=common, metadata=self._ranks.plan_for_capture(common))
+        return StepPlan(common=common, metadata=self.builder.build_for_cudagraph_capture(common))
+
+    def refresh(self, plan: StepPlan, common: CommonAttentionMetadata) -> None:
+        """Bring a batch of the same shape to a captured step; see `Attention.refresh`."""
+        if self._ranks is not None:
+            self._ranks.refresh(plan.metadata, common)
+        else:
+            self.builder.build(0, common)
 
     def update(
         self, latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, plan: StepPlan
@@ -182,40 +280,116 @@ class MLAAttention:
         else:
             self._ranks.write(latent, rope, kv_cache, plan.metadata)
 
-    def prefill(
+    def forward(
         self,
         query: torch.Tensor,
         latent: torch.Tensor,
         rope: torch.Tensor,
         kv_cache: torch.Tensor,
         plan: StepPlan,
+        output: torch.Tensor | None = None,
+        *,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the cache, and attend with expanded heads.
+        """Write the step's latents to the cache, and attend: decodes absorbed, prefills expanded.
 
         Args:
-            query: (T, H, qk_nope_head_dim + qk_rope_head_dim).
-            latent: (T, kv_lora_rank).
-            rope: (T, qk_rope_head_dim).
+            query: (T, H, qk_nope_head_dim + qk_rope_head_dim), its rope part rotated.
+            latent: (T, kv_lora_rank), normalised.
+            rope: (T, qk_rope_head_dim), rotated.
             kv_cache: from `allocate`.
             plan: from `plan`.
+            output: (T, H, v_head_dim), written in place.
+            lse: (H, T) float32, written in place.
 
         Returns:
             (T, H, v_head_dim).
 
         Raises:
-            UnsupportedOptionError: the cache is sharded, so that no rank has a request's latents.
+            InvalidInputError: an argument does not fit the layer or the plan, or the layer has no
+                kv_b_proj; nothing was written then.
         """
-        if self._ranks is not None:
-            raise UnsupportedOptionError(
-                f"prefill with expanded heads reads whole requests, and dcp_size="
-                f"{self.request.dcp_size} shards them.",
-                hint="call update, and decode with absorbed queries, in every phase.",
-            )
-        self.update(latent, rope, kv_cache, plan)
-        dims = self.request.mla or MLADims()
-        output = query.new_empty((*query.shape[:-1], dims.v_head_dim))
-        self.impl.forward_mha(self, query, latent, rope, kv_cache, plan.metadata, output)
+        self._check_call(query, latent, rope, kv_cache, plan, output, lse)
+        if output is None:
+            output = query.new_empty(*query.shape[:2], self._dims.v_head_dim)
+        order = plan.token_order
+        if order is None:
+            self._attend(query, latent, rope, kv_cache, plan, output, lse)
+            return output
+        result = output.new_empty(len(order), *output.shape[1:])
+        sums = None if lse is None else lse.new_empty(lse.shape[0], len(order))
+        own = query[order], latent[order], rope[order]
+        self._attend(*own, kv_cache, plan, result, sums)
+        output[order] = result
+        if lse is not None and sums is not None:
+            lse[:, order] = sums
         return output
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: StepPlan,
+        output: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Run a batch in the backend's order."""
+        projections, metadata = self.projections, plan.metadata
+        if projections is None:
+            raise TypeError("a layer that was checked has its projections")
+        self.update(latent, rope, kv_cache, plan)
+        is_shared = self._ranks is not None
+        num_tokens = plan.common.num_actual_tokens
+        decodes = num_tokens if is_shared else metadata.num_decode_tokens
+        if decodes:
+            absorbed = projections.absorb(query[:decodes])
+            sums = None if lse is None else lse[:, :decodes]
+            if self._ranks is not None:
+                found = self._ranks.attend(absorbed, kv_cache, metadata, None, sums)
+            else:
+                found = self.impl.forward_mqa(self, absorbed, kv_cache, metadata, lse=sums)
+            projections.project(found[:decodes], output[:decodes])
+        if decodes < num_tokens:
+            rows = slice(decodes, num_tokens)
+            self.impl.forward_mha(
+                self,
+                query[rows],
+                latent[rows],
+                rope[rows],
+                kv_cache,
+                metadata,
+                output[rows],
+                lse=None if lse is None else lse[:, rows],
+            )
+
+    @property
+    def _dims(self) -> MLADims:
+        return self.request.mla or MLADims()
+
+    def _check_call(
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        plan: StepPlan,
+        output: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Refuse what does not fit before the cache is written."""
+        if not isinstance(plan, StepPlan):
+            raise InvalidInputError.for_argument(
+                "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
+            )
+        if self.projections is None:
+            raise InvalidInputError.for_argument(
+                "kv_b_proj", None, "the layer's up-projection, from its constructor, for forward"
+            )
+        rows = plan.common.num_actual_tokens
+        self._checker.check_latents(query, latent, rope, output, lse, rows)
+        self.kv_cache_spec.check(kv_cache)
 
     def decode(
         self,
@@ -243,3 +417,6 @@ class MLAAttention:
         self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
         self.kv_cache_spec.split(kv_cache)
         return self._ranks.attend(query, kv_cache, plan.metadata, output, lse)
+
+
+_ARGUMENTS = ("num_heads", "scale", *(MLAAttention.__init__.__kwdefaults__ or ()))

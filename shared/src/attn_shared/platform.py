@@ -86,6 +86,13 @@ class Platform(ABC):
         Pure: also asked about devices that are not here.
         """
 
+    def mla_prefills(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
+        """Return the prefills over latents offered on a device, with their default ranks.
+
+        Pure, as `candidates`; the request is one of `attn_shared.mla_prefill.prefill_request`.
+        """
+        return ()
+
     @abstractmethod
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find each library that the platform's backends can use."""

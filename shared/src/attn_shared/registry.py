@@ -1,8 +1,8 @@
 """Which backends and platforms exist: names, entry points, overrides, and what failed to load.
 
-First-party backends and third parties' use one mechanism, the entry-point groups `attn.platforms`
-and `attn.backends`. They are listed on first use, and loaded only when needed; a plugin that
-fails to load disables itself only, and its failure is kept to be shown.
+First-party backends and third parties' use one mechanism, the entry-point groups `attn.platforms`,
+`attn.backends` and `attn.mla_prefills`. They are listed on first use, and loaded only when needed;
+a plugin that fails to load disables itself only, and its failure is kept to be shown.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from attn_shared.errors import (
 from attn_shared.known_backends import (
     KNOWN_BACKENDS,
     KNOWN_MAMBA_BACKENDS,
+    KNOWN_MLA_PREFILLS,
     PLATFORM_DISTRIBUTIONS,
     KnownBackend,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "API_VERSION",
     "BACKEND_GROUP",
     "DEFAULT_REGISTRY",
+    "MLA_PREFILL_GROUP",
     "PLATFORM_GROUP",
     "BackendKind",
     "BackendRegistry",
@@ -55,8 +57,15 @@ __all__ = [
 
 PLATFORM_GROUP = "attn.platforms"
 BACKEND_GROUP = "attn.backends"
+MLA_PREFILL_GROUP = "attn.mla_prefills"
 
-_KNOWN = {"attention": KNOWN_BACKENDS, "mamba": KNOWN_MAMBA_BACKENDS}
+_GROUPS: dict[BackendKind, str] = {"attention": BACKEND_GROUP, "mla_prefill": MLA_PREFILL_GROUP}
+_NOUNS: dict[BackendKind, str] = {"mla_prefill": "MLA prefill"}
+_KNOWN = {
+    "attention": KNOWN_BACKENDS,
+    "mamba": KNOWN_MAMBA_BACKENDS,
+    "mla_prefill": KNOWN_MLA_PREFILLS,
+}
 
 _Key = tuple[BackendKind, str]
 
@@ -91,18 +100,18 @@ class BackendRegistry:
         keys = {*self._discovered(), *self._registered}
         return tuple(sorted(name for owner, name in keys if owner == kind))
 
-    def third_party_names(self) -> tuple[str, ...]:
-        """Return the attention backends that no platform is expected to offer.
+    def third_party_names(self, kind: BackendKind = "attention") -> tuple[str, ...]:
+        """Return the names of a kind that no platform is expected to offer.
 
         Those are the ones that the field does not know, those that it knows and attn does not plan
         to provide ("CUSTOM"), and whatever was registered in this process.
         """
         return tuple(
             name
-            for name in self.names()
-            if self.is_overridden(name)
-            or name not in KNOWN_BACKENDS
-            or not KNOWN_BACKENDS[name].is_planned
+            for name in self.names(kind)
+            if self.is_overridden(name, kind)
+            or name not in _KNOWN[kind]
+            or not _KNOWN[kind][name].is_planned
         )
 
     def unprovided(self, vendor: Vendor) -> dict[str, KnownBackend]:
@@ -129,7 +138,7 @@ class BackendRegistry:
         if len(installed) > 1:
             claims = " and ".join(f"{found.source} ({found.path})" for found in installed)
             raise DuplicateNameError(
-                f"backend {name} is provided by {claims}.",
+                f"{_noun(kind)} {name} is provided by {claims}.",
                 hint="uninstall all but one of these distributions.",
             )
         if installed:
@@ -141,7 +150,7 @@ class BackendRegistry:
         known = _KNOWN[kind].get(name)
         if known is not None:
             return BackendNotProvidedError(
-                f"backend {name!r} is known and not provided by any installed distribution "
+                f"{_noun(kind)} {name!r} is known and not provided by any installed distribution "
                 f"({known.family}, {known.kernels}; {known.plan}); provided: "
                 f"{', '.join(provided) or '(none)'}."
             )
@@ -149,7 +158,7 @@ class BackendRegistry:
         hint = f"did you mean {near!r}?" if near else ""
         if near and near not in provided:
             hint = f"did you mean {near!r}, which no installed distribution provides?"
-        return UnknownNameError.for_name("backend", name, provided, hint=hint)
+        return UnknownNameError.for_name(_noun(kind), name, provided, hint=hint)
 
     def load(self, name: str, kind: BackendKind = "attention") -> type[Any]:
         """Return the class behind a name, importing it if need be.
@@ -164,21 +173,21 @@ class BackendRegistry:
         if registration in self._loaded:
             return self._loaded[registration]
         if registration in self._failures:
-            raise _plugin_error(name, self._failures[registration])
+            raise _plugin_error(name, self._failures[registration], kind)
         # A plugin may raise anything while it is imported; that is its own failure only.
         try:
             cls = registration.cls or import_path(registration.path)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise self._failed(registration, own_words(error)) from error
-        problem = backend_problem(cls, name) if kind == "attention" else None
+            raise self._failed(registration, own_words(error), kind) from error
+        problem = backend_problem(cls, name, kind)
         if problem is not None:
-            raise self._failed(registration, problem)
+            raise self._failed(registration, problem, kind)
         self._loaded[registration] = cls
         return cls
 
-    def _failed(self, registration: Registration, words: str) -> PluginError:
+    def _failed(self, registration: Registration, words: str, kind: BackendKind) -> PluginError:
         failure = LoadFailure(
             entry_point=f"{registration.name} = {registration.path}",
             distribution=registration.distribution,
@@ -186,7 +195,7 @@ class BackendRegistry:
             error=words,
         )
         self._failures[registration] = failure
-        return _plugin_error(registration.name, failure)
+        return _plugin_error(registration.name, failure, kind)
 
     def register(
         self,
@@ -213,13 +222,13 @@ class BackendRegistry:
             InvalidInputError: the path has another form.
         """
         path, cls = path_of(target), None if isinstance(target, str) else target
-        problem = backend_problem(cls, name) if cls and kind == "attention" else None
+        problem = backend_problem(cls, name, kind) if cls else None
         if problem is not None:
-            raise BackendDefinitionError(f"backend {name} cannot be registered: {problem}.")
+            raise BackendDefinitionError(f"{_noun(kind)} {name} cannot be registered: {problem}.")
         before = self._registered.get((kind, name))
         if before is not None and before.path != path:
             raise DuplicateNameError(
-                f"backend {name} is already registered as {before.path} by {before.source}.",
+                f"{_noun(kind)} {name} is already registered as {before.path} by {before.source}.",
                 hint=f"call clear_override({name!r}) first.",
             )
         self.clear_override(name, kind)
@@ -317,11 +326,12 @@ class BackendRegistry:
         """Return what installed distributions provide; a name with two entries is contested."""
         if self._installed is None:
             found: dict[_Key, list[Registration]] = {}
-            for entry_point in self._entry_points(BACKEND_GROUP):
-                registration = _registration_of(entry_point)
-                claims = found.setdefault(("attention", entry_point.name), [])
-                if registration not in claims:  # a folder may be on the path twice
-                    claims.append(registration)
+            for kind, group in _GROUPS.items():
+                for entry_point in self._entry_points(group):
+                    registration = _registration_of(entry_point)
+                    claims = found.setdefault((kind, entry_point.name), [])
+                    if registration not in claims:  # a folder may be on the path twice
+                        claims.append(registration)
             self._installed = found
         return self._installed
 
@@ -341,8 +351,12 @@ def _precedence(platform: Platform) -> tuple[int, str]:
     return (platform.precedence, platform.name)
 
 
-def _plugin_error(name: str, failure: LoadFailure) -> PluginError:
-    return PluginError(f"backend {name} failed to load: {failure}")
+def _noun(kind: BackendKind) -> str:
+    return _NOUNS.get(kind, "backend")
+
+
+def _plugin_error(name: str, failure: LoadFailure, kind: BackendKind) -> PluginError:
+    return PluginError(f"{_noun(kind)} {name} failed to load: {failure}")
 
 
 DEFAULT_REGISTRY = BackendRegistry()

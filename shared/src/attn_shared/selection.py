@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from attn_shared._plugins import BackendKind
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import NoBackendError, UnknownNameError
+from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.request import AttentionRequest
 
 __all__ = [
@@ -171,18 +173,20 @@ class Selection:
         decided_by: who decided.
         verdicts: one per candidate, in the order of their ranks.
         failures: plugins that could not be loaded, in their own words.
+        kind: the registry that the names are of.
     """
 
     request: AttentionRequest
     device: DeviceFacts
     policy: Policy
     chosen: str | None
-    backend: type[AttentionBackend] | None = field(repr=False)
+    backend: type[Any] | None = field(repr=False)
     kv_layout: KVCacheLayout | None
     block_size: int | None
     decided_by: DecidedBy
     verdicts: tuple[Verdict, ...]
     failures: tuple[str, ...] = ()
+    kind: BackendKind = "attention"
 
     @property
     def backend_cls(self) -> type[AttentionBackend]:
@@ -193,6 +197,17 @@ class Selection:
         """
         if self.backend is None:
             raise NoBackendError("nothing was chosen.", selection=self)
+        return self.backend
+
+    @property
+    def prefill_cls(self) -> type[MLAPrefill]:
+        """The chosen prefill's class, of a selection of kind "mla_prefill".
+
+        Raises:
+            NoBackendError: nothing was chosen, or it is no prefill.
+        """
+        if self.backend is None or not issubclass(self.backend, MLAPrefill):
+            raise NoBackendError(f"{self.chosen} is no MLA prefill.", selection=self)
         return self.backend
 
     def verdict(self, name: str) -> Verdict:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attn_shared._plugins import BackendKind
 from attn_shared.backend import AttentionBackend
 from attn_shared.choice import SelectionCache, contender, select
 from attn_shared.device import DeviceFacts
@@ -21,6 +22,7 @@ from attn_shared.platform import Platform
 from attn_shared.registry import DEFAULT_REGISTRY, BackendRegistry
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import Policy, Selection
+from attn_shared.verdicts import entry_name
 
 __all__ = [
     "DEFAULT_SELECTOR",
@@ -89,9 +91,10 @@ class Selector:
     def vendor_specs(self, device: DeviceFacts) -> tuple[VendorSpec, ...]:
         """Return how to find the libraries for a device: its platform's, then third parties'."""
         specs = {s.name: s for s in self.registry.platform_for(device.vendor).vendor_specs()}
-        for name in self.registry.third_party_names():
+        kinds: tuple[BackendKind, ...] = ("attention", "mla_prefill")
+        for kind, name in ((k, n) for k in kinds for n in self.registry.third_party_names(k)):
             try:
-                own = self.registry.load(name).vendor_specs
+                own = self.registry.load(name, kind).vendor_specs
             except AttnError:
                 continue  # its verdict says so
             for spec in own:
@@ -124,6 +127,8 @@ class Selector:
         request: AttentionRequest,
         device: DeviceFacts | None = None,
         policy: Policy | None = None,
+        *,
+        kind: BackendKind = "attention",
     ) -> Selection:
         """Select, probing libraries whose build decides and loading the chosen one's.
 
@@ -134,15 +139,17 @@ class Selector:
             request: what the model asks.
             device: where it runs; None is the current platform's first device.
             policy: who named what; None is "auto".
+            kind: as in `select`.
 
         Raises:
             AttnError: as `select`.
         """
         policy = policy or Policy()
         device = device or self._first_device()
-        found = self.cache.find(request, device, self.inventory(device), policy, self.registry)
+        known = self.inventory(device)
+        found = self.cache.find(request, device, known, policy, self.registry, kind)
         if found is None:
-            found = self._resolve(request, device, policy)
+            found = self._resolve(request, device, policy, kind)
             _LOG.info("%s", found.one_line())
         return found
 
@@ -151,13 +158,17 @@ class Selector:
             self._default_device = self.current_platform().device()
         return self._default_device
 
-    def _resolve(self, request: AttentionRequest, device: DeviceFacts, policy: Policy) -> Selection:
+    def _resolve(
+        self, request: AttentionRequest, device: DeviceFacts, policy: Policy, kind: BackendKind
+    ) -> Selection:
         # Ends: each further round knows one more library or backend to be broken.
         failure: BaseException | None = None
         while True:
-            inventory = self._probed(request, device, policy)
+            inventory = self._probed(request, device, policy, kind)
             try:
-                selection = select(request, device, inventory, policy, registry=self.registry)
+                selection = select(
+                    request, device, inventory, policy, registry=self.registry, kind=kind
+                )
             except AttnError as refusal:
                 raise refusal from failure
             failure = None if device.is_simulated else _load_failure(selection, inventory)
@@ -167,14 +178,16 @@ class Selector:
             broken = _what_broke(failure, selection.backend_cls, inventory)
             self._remember(device, inventory.with_broken(broken, failure))
 
-    def _probed(self, request: AttentionRequest, device: DeviceFacts, policy: Policy) -> Inventory:
+    def _probed(
+        self, request: AttentionRequest, device: DeviceFacts, policy: Policy, kind: BackendKind
+    ) -> Inventory:
         """Return the inventory, with the libraries probed that the choice waits for.
 
         No more than those: a probe imports a library, which may take seconds.
         """
         while True:
             inventory = self.inventory(device)
-            best = contender(request, device, inventory, policy, self.registry)
+            best = contender(request, device, inventory, policy, self.registry, kind)
             if best is None or not best.needs_probe:
                 return inventory
             specs = self.vendor_specs(device)
@@ -193,15 +206,13 @@ def _load_failure(selection: Selection, inventory: Inventory) -> BaseException |
     return None
 
 
-def _what_broke(
-    failure: BaseException, backend: type[AttentionBackend], inventory: Inventory
-) -> str:
+def _what_broke(failure: BaseException, backend: type[Any], inventory: Inventory) -> str:
     """Return the library to blame, or the backend itself where that cannot be told."""
     usable = [name for name in backend.vendor_libraries if inventory.get(name).is_usable]
     named = failure.library if isinstance(failure, VendorMissingError) else None
     if named in usable:
         return str(named)
-    return usable[0] if len(usable) == 1 else backend.name
+    return usable[0] if len(usable) == 1 else entry_name(backend)
 
 
 DEFAULT_SELECTOR = Selector()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from attn_shared.errors import InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Window
 from attn_shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from attn_shared.mla_prefill import MLAPrefill
 
 __all__ = ["BuildConfig", "LayerSpec", "require_uniform"]
 
@@ -143,6 +147,9 @@ class BuildConfig:
         batch_invariant: results must not depend on what shares the batch.
         checked: validate the contents of each batch (synchronises the device).
         workspace: scratch memory of this device and stream.
+        mla_prefill: the class that prefills over latents; None: selected for the device.
+        mla_workspace_bytes: most bytes of earlier keys and values, expanded to all heads, that a
+            prefill over latents holds at once.
     """
 
     max_num_seqs: int = 256
@@ -154,10 +161,12 @@ class BuildConfig:
     batch_invariant: bool = False
     checked: bool = False
     workspace: Workspace | None = None
+    mla_prefill: type[MLAPrefill] | None = None
+    mla_workspace_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         """Refuse bounds that are not positive."""
-        for name in ("max_num_seqs", "max_num_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_tokens", "max_model_len", "mla_workspace_bytes"):
             require_positive(name, getattr(self, name))
         for size in self.capture_sizes:
             require_positive("capture_sizes", size)

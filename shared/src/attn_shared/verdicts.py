@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attn_shared._plugins import BackendKind
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import AttnError, own_words
 from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.platform import Candidate, Platform
 from attn_shared.registry import BackendRegistry
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import Policy, Verdict, VerdictStatus
 
-__all__ = ["candidates_for", "judge"]
+__all__ = ["candidates_for", "entry_name", "judge"]
 
 
 def candidates_for(
@@ -23,19 +25,22 @@ def candidates_for(
     device: DeviceFacts,
     policy: Policy,
     registry: BackendRegistry,
+    kind: BackendKind = "attention",
 ) -> list[Candidate]:
     """Return the platform's candidates, third parties' and the one named, best rank first.
 
     Raises:
         UnknownNameError: a backend was named that nobody provides.
     """
-    found = {c.name: _as_registered(c, registry) for c in platform.candidates(request, device)}
-    for name in registry.third_party_names():
+    is_prefill = kind == "mla_prefill"
+    offered = platform.mla_prefills if is_prefill else platform.candidates
+    found = {c.name: _as_registered(c, registry, kind) for c in offered(request, device)}
+    for name in registry.third_party_names(kind):
         if name not in found:
-            found[name] = _third_party(name, registry)
+            found[name] = _third_party(name, registry, kind)
     named, _ = policy.named()
     if named is not None and named not in found:
-        source = registry.get(named).source
+        source = registry.get(named, kind).source
         found[named] = Candidate(
             name=named,
             priority=None,
@@ -49,18 +54,18 @@ def _order(candidate: Candidate) -> tuple[bool, int]:
     return (candidate.priority is None, -(candidate.priority or 0))
 
 
-def _as_registered(candidate: Candidate, registry: BackendRegistry) -> Candidate:
+def _as_registered(candidate: Candidate, registry: BackendRegistry, kind: BackendKind) -> Candidate:
     """Say so where this process put another class in the place of the ranked one."""
-    if not registry.is_overridden(candidate.name):
+    if not registry.is_overridden(candidate.name, kind):
         return candidate
-    path = registry.get(candidate.name).path
+    path = registry.get(candidate.name, kind).path
     return replace(candidate, provenance=f"{candidate.provenance}; overridden by {path}")
 
 
-def _third_party(name: str, registry: BackendRegistry) -> Candidate:
+def _third_party(name: str, registry: BackendRegistry, kind: BackendKind) -> Candidate:
     """Rank a third party's backend by its own `auto_priority`; a broken one has no rank."""
     try:
-        source, priority = registry.get(name).source, registry.load(name).auto_priority
+        source, priority = registry.get(name, kind).source, registry.load(name, kind).auto_priority
     except AttnError:
         return Candidate(name=name, priority=None, provenance="")  # `judge` meets and shows it
     return Candidate(name=name, priority=priority, provenance=f"declared by {source}")
@@ -72,6 +77,7 @@ def judge(
     device: DeviceFacts,
     inventory: Inventory,
     registry: BackendRegistry,
+    kind: BackendKind = "attention",
 ) -> Verdict:
     """Return the verdict on one candidate; whatever is wrong with it stays its own affair.
 
@@ -79,7 +85,7 @@ def judge(
     would not help.
     """
     try:
-        backend: type[AttentionBackend] = registry.load(candidate.name)
+        backend: type[AttentionBackend] | type[MLAPrefill] = registry.load(candidate.name, kind)
     except AttnError as error:
         return _unavailable(candidate, error.message)
     missing = _missing_libraries(backend, inventory)
@@ -93,9 +99,16 @@ def judge(
         return _unavailable(candidate, missing or f"its capability raised {own_words(error)}")
 
 
-def _missing_libraries(backend: type[AttentionBackend], inventory: Inventory) -> str:
+def entry_name(backend: type[AttentionBackend] | type[MLAPrefill]) -> str:
+    """Return the name under which an inventory keeps that a backend itself is broken."""
+    return f"mla_prefill {backend.name}" if issubclass(backend, MLAPrefill) else backend.name
+
+
+def _missing_libraries(
+    backend: type[AttentionBackend] | type[MLAPrefill], inventory: Inventory
+) -> str:
     """Say what is wrong with the backend itself or all of its libraries, or ""."""
-    itself = inventory.get(backend.name)
+    itself = inventory.get(entry_name(backend))
     if itself.status is VendorStatus.BROKEN:
         return itself.describe()
     entries = [inventory.get(name) for name in backend.vendor_libraries]

@@ -12,7 +12,7 @@ import torch
 from attn_cpu._vendor import attn_cpu_kernels
 from attn_cpu.cpu_info import CpuInfo, best_isa, isa_of_torch_capability, parse_cpuinfo
 from attn_cpu.files import read_text
-from attn_cpu.priorities import PRIORITIES
+from attn_cpu.priorities import MLA_PREFILL_PRIORITIES, MLA_PRIORITIES, PRIORITIES
 from attn_cpu.topology import CpuTopology, allowed_cpus, read_topology
 from attn_shared.arch import UNKNOWN_FAMILY, parse_arch
 from attn_shared.device import DeviceFacts, Fp8Format, Vendor
@@ -75,7 +75,17 @@ class CpuPlatform(Platform):
             InvalidInputError: the device is no CPU.
         """
         check_vendor(device, self.vendor)
-        return rank(PRIORITIES, request, device)
+        table = MLA_PRIORITIES if request.use_mla else PRIORITIES
+        return rank(table, request, device)
+
+    def mla_prefills(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
+        """Return the prefills over latents, best rank first.
+
+        Raises:
+            InvalidInputError: the device is another vendor's.
+        """
+        check_vendor(device, self.vendor)
+        return rank(MLA_PREFILL_PRIORITIES, request, device)
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find this distribution's own kernels, which a pure wheel does not have."""

@@ -25,7 +25,7 @@ from attn_cuda._vendor.cuda_driver import ask_driver
 from attn_cuda._vendor.nvml import DriverUnavailableError, read_driver
 from attn_cuda.devices import Visible, facts_of, find_visible, torch_gpus
 from attn_cuda.gpus import DriverReading, Gpu
-from attn_cuda.priorities import PRIORITIES
+from attn_cuda.priorities import MLA_PREFILL_PRIORITIES, MLA_PRIORITIES, PRIORITIES
 from attn_cuda.toolkit import Toolkit, find_toolkit
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.device_summary import summarize
@@ -111,7 +111,17 @@ class CudaPlatform(Platform):
             InvalidInputError: the device is another vendor's.
         """
         check_vendor(device, self.vendor)
-        return rank(PRIORITIES, request, device)
+        table = MLA_PRIORITIES if request.use_mla else PRIORITIES
+        return rank(table, request, device)
+
+    def mla_prefills(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
+        """Return the prefills over latents, best rank first.
+
+        Raises:
+            InvalidInputError: the device is another vendor's.
+        """
+        check_vendor(device, self.vendor)
+        return rank(MLA_PREFILL_PRIORITIES, request, device)
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find the attention libraries for NVIDIA GPUs."""

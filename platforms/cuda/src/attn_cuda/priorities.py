@@ -5,7 +5,7 @@ from __future__ import annotations
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
 
-__all__ = ["PRIORITIES"]
+__all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES"]
 
 _HOPPER = frozenset({"hopper"})
 _H200 = (
@@ -71,3 +71,22 @@ order turns between 4 and 16 requests, within 3 % from 4 requests on. Against th
 tokenspeed-fa3, both captured, TRITON_ATTN took 0.66 of the time at 1x1024, 0.94 at 32x4096 and 0.89
 at 256x1024 in 3 rounds on a busy machine; with vLLM's build such batches were not compared.
 """
+
+MLA_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="TORCH_MLA",
+        priority=PriorityBand.PORTABLE,
+        provenance="not measured on this hardware; on torch alone, behind kernels that "
+        "read blocks where they are",
+    ),
+)
+"""The same for layers of multi-head latent attention."""
+
+MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="TORCH_SDPA",
+        priority=PriorityBand.PORTABLE,
+        provenance="not measured on this hardware; on torch alone, behind every kernel of its own",
+    ),
+)
+"""The same for what prefills such layers."""

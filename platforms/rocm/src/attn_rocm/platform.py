@@ -13,7 +13,7 @@ import torch
 from attn_rocm._vendor import aiter, flash_attn, triton
 from attn_rocm.devices import Visible, find_visible, torch_devices
 from attn_rocm.kfd import KfdReading, read_kfd
-from attn_rocm.priorities import PRIORITIES
+from attn_rocm.priorities import MLA_PREFILL_PRIORITIES, MLA_PRIORITIES, PRIORITIES
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.device_summary import summarize
 from attn_shared.inventory import VendorSpec
@@ -90,7 +90,17 @@ class RocmPlatform(Platform):
             InvalidInputError: the device is another vendor's.
         """
         check_vendor(device, self.vendor)
-        return rank(PRIORITIES, request, device)
+        table = MLA_PRIORITIES if request.use_mla else PRIORITIES
+        return rank(table, request, device)
+
+    def mla_prefills(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
+        """Return the prefills over latents, best rank first.
+
+        Raises:
+            InvalidInputError: the device is another vendor's.
+        """
+        check_vendor(device, self.vendor)
+        return rank(MLA_PREFILL_PRIORITIES, request, device)
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find the attention libraries for AMD GPUs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
 
-__all__ = ["PRIORITIES"]
+__all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES"]
 
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
@@ -28,3 +28,22 @@ PRIORITIES: tuple[Rank, ...] = (
     ),
 )
 """Rows for `attn_shared.ranking.rank`; a row may name families, architectures and phases."""
+
+MLA_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="TORCH_MLA",
+        priority=PriorityBand.PORTABLE,
+        provenance="not measured on this hardware; on torch alone, behind kernels that "
+        "read blocks where they are",
+    ),
+)
+"""The same for layers of multi-head latent attention."""
+
+MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="TORCH_SDPA",
+        priority=PriorityBand.PORTABLE,
+        provenance="not measured on this hardware; on torch alone, behind every kernel of its own",
+    ),
+)
+"""The same for what prefills such layers."""

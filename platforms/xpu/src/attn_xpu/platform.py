@@ -21,7 +21,7 @@ from attn_xpu._vendor import ipex, triton, vllm_xpu_kernels
 from attn_xpu._vendor.level_zero import loader_problem
 from attn_xpu.devices import Visible, find_visible, torch_devices
 from attn_xpu.drm import Card, read_cards
-from attn_xpu.priorities import PRIORITIES
+from attn_xpu.priorities import MLA_PREFILL_PRIORITIES, MLA_PRIORITIES, PRIORITIES
 
 __all__ = ["XpuPlatform"]
 
@@ -99,7 +99,17 @@ class XpuPlatform(Platform):
             InvalidInputError: the device is another vendor's.
         """
         check_vendor(device, self.vendor)
-        return rank(PRIORITIES, request, device)
+        table = MLA_PRIORITIES if request.use_mla else PRIORITIES
+        return rank(table, request, device)
+
+    def mla_prefills(self, request: AttentionRequest, device: DeviceFacts) -> tuple[Candidate, ...]:
+        """Return the prefills over latents, best rank first.
+
+        Raises:
+            InvalidInputError: the device is another vendor's.
+        """
+        check_vendor(device, self.vendor)
+        return rank(MLA_PREFILL_PRIORITIES, request, device)
 
     def vendor_specs(self) -> tuple[VendorSpec, ...]:
         """Return how to find the attention libraries for Intel GPUs."""

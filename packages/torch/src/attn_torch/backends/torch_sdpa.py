@@ -7,7 +7,6 @@ right, but slower, and declared as such.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,12 +22,9 @@ from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_torch._batch import CACHE_FREE
-from attn_torch._cache_reader import CacheReader, CallReader, KeysValues
-from attn_torch._exact import ExactOptions
-from attn_torch._fused import is_fused
-from attn_torch._plan import GroupTile, Plan, RequestTile
-from attn_torch._precision import accumulator_dtype, fuses_ieee_float32
-from attn_torch._runner import LayerCall
+from attn_torch._cache_reader import CacheReader, CallReader
+from attn_torch._paths import CallMaker, Read
+from attn_torch._plan import Plan
 from attn_torch._sdpa_capability import CAPABILITY, NAME, capability_on
 from attn_torch._sdpa_metadata import TorchSDPAMetadata, TorchSDPAMetadataBuilder, visibility_of
 
@@ -94,7 +90,12 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         )
         # A fused kernel may take the maximum before it scales, so the scale must be positive.
         has_extras = spec.has_sinks or spec.has_alibi or spec.softcap is not None
-        self._needs_exact = has_extras or spec.scale <= 0
+        self._calls = CallMaker(
+            spec=spec,
+            visibility=self._visibility,
+            num_kv_heads=spec.num_kv_heads,
+            needs_exact=has_extras or spec.scale <= 0,
+        )
 
     def forward(
         self,
@@ -120,7 +121,10 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         read = self._reader(layer, query.device, key, value, kv_cache, metadata)
         if output is None:
             output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
-        self._call(layer, query, output, lse, read).run(plan)
+        call = self._calls.make(
+            query, output, lse, read, alibi_slopes=layer.alibi_slopes, sinks=layer.sinks
+        )
+        call.run(plan)
         return output
 
     def _plan(self, metadata: TorchSDPAMetadata) -> Plan:
@@ -148,7 +152,7 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         value: Tensor | None,
         kv_cache: Tensor | None,
         metadata: TorchSDPAMetadata,
-    ) -> Callable[[RequestTile | GroupTile], KeysValues]:
+    ) -> Read:
         """Return what reads a tile's keys and values, after checking where they come from."""
         if self._is_cache_free:
             key, value = self._checker.check_keys(key, value, kv_cache, device, metadata.num_keys)
@@ -163,42 +167,3 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
             v_scale=layer.v_scale,
             scratch=metadata.scratch,
         ).read
-
-    def _call(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        output: Tensor,
-        lse: Tensor | None,
-        read: Callable[[RequestTile | GroupTile], KeysValues],
-    ) -> LayerCall:
-        """Choose the path."""
-        spec = self.spec
-        device, is_float32 = query.device, spec.dtype is torch.float32
-        fused = is_fused(device)
-        is_exact = self._needs_exact or lse is not None
-        is_exact = is_exact or (is_float32 and not fuses_ieee_float32(device))
-        accumulate = torch.float32
-        # Half-precision operands of a fused kernel never meet the process's float32 switches.
-        if is_exact or is_float32 or not fused:
-            accumulate = accumulator_dtype(device)
-            is_exact = is_exact or accumulate is not torch.float32
-        return LayerCall(
-            query=query,
-            output=output,
-            lse=lse,
-            read=read,
-            num_kv_heads=spec.num_kv_heads,
-            visibility=self._visibility,
-            options=ExactOptions(
-                scale=spec.scale,
-                softcap=spec.softcap,
-                alibi_slopes=layer.alibi_slopes,
-                sinks=layer.sinks,
-                accumulate=accumulate,
-                splits_sums=is_float32 and device.type != "cpu",
-            ),
-            is_exact=is_exact,
-            is_fused=fused,
-            is_invariant=spec.batch_invariant,
-        )
