@@ -63,6 +63,7 @@ class Platform(ABC):
         torch_device_type: torch's name for them.
         distribution: the package that brings this platform.
         precedence: with several platforms available, the lowest is the current one.
+        samplers: "module:Class" of the samplers for its devices, beside the one in torch.
     """
 
     name: ClassVar[str]
@@ -70,6 +71,7 @@ class Platform(ABC):
     torch_device_type: ClassVar[str]
     distribution: ClassVar[str]
     precedence: ClassVar[int]
+    samplers: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def availability(self) -> Availability:

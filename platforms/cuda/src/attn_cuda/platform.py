@@ -64,6 +64,9 @@ class CudaPlatform(Platform):
     torch_device_type: ClassVar[str] = "cuda"
     distribution: ClassVar[str] = "attn-cuda"
     precedence: ClassVar[int] = 10
+    samplers: ClassVar[tuple[str, ...]] = (
+        "attn_cuda.backends.flashinfer_sampler:FlashInferSampler",
+    )
 
     def __init__(
         self,
