@@ -11,6 +11,7 @@ from fa_testing import STUBS, common_of, layer_object, layer_spec, stubbed
 
 from attn_conformance.stubs.recorder import VendorCall
 from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3_PYTHON
+from attn_conformance.stubs.vendors.vllm_flash_attn import VLLM_FLASH_ATTN_3_FUNCTION
 from attn_cuda._fa_calls import load
 from attn_cuda.backends.flash_attn import FlashAttnImpl, FlashAttnMetadataBuilder
 from attn_shared.request import AttentionType
@@ -21,9 +22,9 @@ KERNELS = {
     "flash_attn_3": "fwd",
     "flash_attn_4": "flash_attn_varlen_func",
     "vllm_flash_attn_2": "flash_attn_varlen_func",
-    "vllm_flash_attn_3": "flash_attn_varlen_func",
+    "vllm_flash_attn_3": "fwd",
 }
-TABLES = {"flash_attn_3": "page_table", "flash_attn_4": "page_table"}
+TABLES = dict.fromkeys(("flash_attn_3", "flash_attn_4", "vllm_flash_attn_3"), "page_table")
 
 
 def run(
@@ -76,7 +77,8 @@ def spec_for(name: str, **fields: Any) -> LayerSpec:
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_call_is_by_keyword_with_scale_and_table(name: str) -> None:
     (call,) = run(name, spec_for(name, scale=0.7))
-    assert call.positional == ()
+    by_position = name == "vllm_flash_attn_3"  # an operator without a default, names compared
+    assert bool(call.positional) is by_position
     assert call.arguments["softmax_scale"] == 0.7
     assert call.arguments[TABLES.get(name, "block_table")].shape[0] == 2
     assert call.arguments["causal" if "causal" in call.arguments else "is_causal"] is True
@@ -88,7 +90,6 @@ def test_every_call_is_by_keyword_with_scale_and_table(name: str) -> None:
         ("flash_attn", (4, -1)),
         ("flash_attn_4", (4, None)),
         ("vllm_flash_attn_2", (4, -1)),
-        ("vllm_flash_attn_3", (4, -1)),
     ],
 )
 def test_an_unbounded_side_is_written_as_each_library_writes_it(
@@ -98,8 +99,9 @@ def test_an_unbounded_side_is_written_as_each_library_writes_it(
     assert tuple(call.arguments["window_size"]) == expected
 
 
-def test_the_operator_takes_both_sides_apart() -> None:
-    (call,) = run("flash_attn_3", spec_for("flash_attn_3", window=(4, None)))
+@pytest.mark.parametrize("name", ["flash_attn_3", "vllm_flash_attn_3"])
+def test_an_operator_takes_both_sides_apart(name: str) -> None:
+    (call,) = run(name, spec_for(name, window=(4, None)))
     assert (call.arguments["window_size_left"], call.arguments["window_size_right"]) == (4, -1)
 
 
@@ -136,10 +138,16 @@ def test_an_output_is_handed_on_where_the_call_takes_one(name: str) -> None:
     assert call.arguments["out"] is None
 
 
-def test_the_version_is_part_of_vllms_call() -> None:
+def test_the_version_is_part_of_the_call_of_vllms_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(STUBS, "vllm_flash_attn_3", VLLM_FLASH_ATTN_3_FUNCTION)
     for version in (2, 3):
         name = f"vllm_flash_attn_{version}"
-        assert run(name, spec_for(name))[0].arguments["fa_version"] == version
+        (call,) = run(name, spec_for(name), kernel="flash_attn_varlen_func")
+        assert call.arguments["fa_version"] == version
+        assert call.positional == ()
+        assert tuple(call.arguments["window_size"]) == (-1, -1)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +213,11 @@ def test_the_python_functions_of_flash_attention_3(monkeypatch: pytest.MonkeyPat
 
 
 def test_softcap_is_named_only_where_there_is_one() -> None:
-    name = "vllm_flash_attn_3"
+    name = "vllm_flash_attn_2"
     assert "softcap" not in run(name, spec_for(name))[0].given
-    assert run(name, spec_for(name, softcap=2.5))[0].arguments["softcap"] == 2.5
-    assert math.isclose(run(name, spec_for(name))[0].arguments["softcap"], 0.0)
+    for name in ("vllm_flash_attn_2", "vllm_flash_attn_3"):
+        assert run(name, spec_for(name, softcap=2.5))[0].arguments["softcap"] == 2.5
+        assert math.isclose(run(name, spec_for(name))[0].arguments["softcap"], 0.0)
 
 
 def test_a_library_that_is_not_there_does_not_load() -> None:

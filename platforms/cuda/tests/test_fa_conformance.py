@@ -15,6 +15,7 @@ from attn_conformance.outcome import Status
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.suite import run_rules
 from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3_PYTHON
+from attn_conformance.stubs.vendors.vllm_flash_attn import VLLM_FLASH_ATTN_3_FUNCTION
 from attn_conformance.subject import Subject
 from attn_cuda.backends.flash_attn import FlashAttnBackend
 from attn_shared.device import preset
@@ -55,13 +56,14 @@ def test_each_library_keeps_the_contract(name: str) -> None:
         failed, passed = failed_of(subject, RULES[name])
     assert failed == {}
     assert passed > 20
-    assert all(not call.positional for call in recorder.calls)
+    by_position = {call.function for call in recorder.calls if call.positional}
+    assert by_position == ({"fwd"} if name == "vllm_flash_attn_3" else set())
     assert {call.function for call in recorder.calls} >= EXPECTED_CALLS[name]
 
 
 EXPECTED_CALLS = {
     "flash_attn_3": {"fwd", "get_scheduler_metadata"},
-    "vllm_flash_attn_3": {"flash_attn_varlen_func", "get_scheduler_metadata"},
+    "vllm_flash_attn_3": {"fwd", "get_scheduler_metadata"},
     "vllm_flash_attn_2": {"flash_attn_varlen_func"},
     "flash_attn_4": {"flash_attn_varlen_func"},
     "flash_attn": {"flash_attn_varlen_func"},
@@ -73,6 +75,16 @@ def functions_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Recorder,
     monkeypatch.setitem(STUBS, "flash_attn_3", FLASH_ATTN_3_PYTHON)
     with stubbed("flash_attn_3") as found:
         yield found
+
+
+def test_vllms_flash_attention_3_by_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STUBS, "vllm_flash_attn_3", VLLM_FLASH_ATTN_3_FUNCTION)
+    rules = ("causal", "window", "sinks", "lse", "encoder", "softcap", "output_in_place")
+    with stubbed("vllm_flash_attn_3") as (recorder, subject):
+        failed, _ = failed_of(subject, (*rules, "fp8_scales"))
+    assert failed == {}
+    called = {call.function for call in recorder.calls}
+    assert called == {"flash_attn_varlen_func", "get_scheduler_metadata"}
 
 
 def test_flash_attention_3_by_its_python_functions(

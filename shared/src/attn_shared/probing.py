@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 __all__ = [
+    "argument_names",
     "build_flags",
     "import_library",
     "installed_version",
@@ -79,15 +80,22 @@ def optional_arguments(
     return frozenset(
         f"{call}.{argument}"
         for call, function in calls.items()
-        for argument in _parameters(function)
+        for argument in argument_names(function)
         if argument in wanted
     )
 
 
-def _parameters(function: Callable[..., object] | None) -> tuple[str, ...]:
+def argument_names(function: Callable[..., object] | None) -> tuple[str, ...]:
+    """Return what a call takes, in order: of an operator of torch its schema says it.
+
+    Nothing for None, and for a function in C without a signature.
+    """
     if function is None:
         return ()
+    schema = getattr(function, "_schema", None)
+    if schema is not None:
+        return tuple(argument.name for argument in schema.arguments)
     try:
         return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a function in C without a signature
+    except (TypeError, ValueError):
         return ()

@@ -8,78 +8,20 @@ unbounded window as None, and only vLLM's builds take an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_keyless import Keyless
+from attn_cuda._fa_operators import call_of_3, call_of_vllm_3
 from attn_cuda._fa_providers import Provider
+from attn_cuda._fa_step import Call, Extras, KeyStep, sides
 from attn_cuda._vendor import fa3_fwd, flash_attn, flash_attn_3, flash_attn_4, vllm_flash_attn
-from attn_shared.request import Window
 from attn_shared.spec import LayerSpec
 
-__all__ = ["Call", "Extras", "Kernel", "KeyStep", "kernel_for", "load", "schedule"]
+__all__ = ["Kernel", "kernel_for", "load", "schedule"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeyStep:
-    """Queries and keys of one call, as the layers of a step share them.
-
-    Attributes:
-        query_start_loc: (B + 1,) int32.
-        max_query_len: host bound.
-        max_key_len: host bound.
-        causal: bottom-right aligned.
-        key_lens: (B,) int32, of keys in pages.
-        key_start_loc: (B + 1,) int32: where each request's keys begin in a call that brings them;
-            for FlashAttention 2 also prefix sums of `key_lens`.
-        block_table: (B, M) int32, or None for keys that come with the call.
-        num_splits: parts that the keys of a request are cut into; 0 leaves it to the kernel.
-        schedule: what the library worked out ahead of the layers, or None.
-        keyless: the requests that have keys here alone, and whose rows are to be set; or None.
-    """
-
-    query_start_loc: Tensor
-    max_query_len: int
-    max_key_len: int
-    causal: bool
-    key_lens: Tensor | None = None
-    key_start_loc: Tensor | None = None
-    block_table: Tensor | None = None
-    num_splits: int = 0
-    schedule: Tensor | None = None
-    keyless: Keyless | None = None
-
-    @property
-    def num_reqs(self) -> int:
-        """B."""
-        return self.query_start_loc.shape[0] - 1
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Extras:
-    """What a call has beside tensors and lengths.
-
-    Attributes:
-        with_lse: the LSE is wanted.
-        out: (T, Hq, Dv) to write to, for libraries that take one.
-        sinks: (Hq,) of the dtype that the library takes.
-        slopes: (Hq,) float32.
-        descales: of query, key and value, each (B, Hkv) float32; None without fp8.
-    """
-
-    with_lse: bool = False
-    out: Tensor | None = None
-    sinks: Tensor | None = None
-    slopes: Tensor | None = None
-    descales: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-
-
-Call = Callable[[Tensor, Tensor, Tensor, KeyStep, Extras], tuple[Tensor, Tensor | None]]
-"""(query (T, Hq, D), key, value, step, extras) -> output (T, Hq, Dv), and LSE (Hq, T) if wanted."""
 
 Kernel = Callable[[LayerSpec], Call]
 """Binds what a layer never changes."""
@@ -103,11 +45,6 @@ def load(library: str) -> None:
         ImportError: it does not load, in its own words.
     """
     _INTERFACES[library]()
-
-
-def _sides(window: Window, unbounded: int | None) -> tuple[int | None, int | None]:
-    left, right = window
-    return (unbounded if left is None else left, unbounded if right is None else right)
 
 
 def _optional(extras: Extras, **names: Any) -> dict[str, Any]:
@@ -160,7 +97,7 @@ def _by_distance(
 def _fixed(spec: LayerSpec, *, unbounded: int | None) -> dict[str, Any]:
     fixed: dict[str, Any] = {
         "softmax_scale": spec.scale,
-        "window_size": _sides(spec.window, unbounded),
+        "window_size": sides(spec.window, unbounded),
     }
     if spec.softcap is not None:
         fixed["softcap"] = spec.softcap
@@ -222,41 +159,7 @@ def _flash_attn_3_at_best(spec: LayerSpec) -> Call:
     operator = flash_attn_3.operator()
     if operator is None:
         return _flash_attn_3(flash_attn_3.interface)(spec)
-    return _flash_attn_3_operator(operator, spec)
-
-
-def _flash_attn_3_operator(operator: Callable[..., Any], spec: LayerSpec) -> Call:
-    fixed = _fixed(spec, unbounded=-1)
-    fixed["window_size_left"], fixed["window_size_right"] = fixed.pop("window_size")
-
-    def call(
-        query: Tensor, key: Tensor, value: Tensor, step: KeyStep, extras: Extras
-    ) -> tuple[Tensor, Tensor | None]:
-        is_paged = step.block_table is not None
-        query_descale, key_descale, value_descale = extras.descales
-        output, lse, *_ = operator(
-            q=query,
-            k=key,
-            v=value,
-            out=extras.out,
-            cu_seqlens_q=step.query_start_loc,
-            cu_seqlens_k=None if is_paged else step.key_start_loc,
-            seqused_k=step.key_lens,
-            max_seqlen_q=step.max_query_len,
-            max_seqlen_k=step.max_key_len,
-            page_table=step.block_table,
-            is_causal=step.causal,
-            q_descale=query_descale,
-            k_descale=key_descale,
-            v_descale=value_descale,
-            scheduler_metadata=step.schedule,
-            num_splits=step.num_splits if is_paged else 1,
-            sinks=extras.sinks,
-            **fixed,
-        )
-        return output, lse
-
-    return call
+    return call_of_3(operator, spec)
 
 
 def _vllm(version: int) -> Kernel:
@@ -295,6 +198,12 @@ def _vllm(version: int) -> Kernel:
         return call
 
     return bind
+
+
+def _vllm_3_at_best(spec: LayerSpec) -> Call:
+    """Bind the operator where it is the known one, else the function around it."""
+    operator = vllm_flash_attn.operator_3()
+    return _vllm(3)(spec) if operator is None else call_of_vllm_3(operator, spec)
 
 
 def _flash_attn_4(spec: LayerSpec) -> Call:
@@ -344,7 +253,7 @@ _KERNELS: Mapping[str, Kernel] = MappingProxyType(
         "flash_attn_3": _flash_attn_3_at_best,
         "fa3_fwd": _flash_attn_3(fa3_fwd.interface),
         "vllm_flash_attn_2": _vllm(2),
-        "vllm_flash_attn_3": _vllm(3),
+        "vllm_flash_attn_3": _vllm_3_at_best,
         "flash_attn_4": _flash_attn_4,
     }
 )
@@ -376,7 +285,7 @@ def schedule(
         cu_seqlens_q=step.query_start_loc,
         page_size=page_size,
         causal=step.causal,
-        window_size=_sides(spec.window, -1),
+        window_size=sides(spec.window, -1),
         has_softcap=spec.softcap is not None,
         num_splits=step.num_splits,
     )

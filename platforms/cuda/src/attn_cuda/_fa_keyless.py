@@ -19,7 +19,7 @@ from torch import Tensor
 from attn_cuda._fa_buffers import Buffers
 
 if TYPE_CHECKING:
-    from attn_cuda._fa_calls import KeyStep
+    from attn_cuda._fa_step import KeyStep
 
 __all__ = ["Keyless", "with_keys"]
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fa_buffers import Buffers
-from attn_cuda._fa_calls import KeyStep, schedule
+from attn_cuda._fa_calls import schedule
 from attn_cuda._fa_capability import NAME
 from attn_cuda._fa_keyless import with_keys
 from attn_cuda._fa_loaded import Loaded, provider_of, usable_anywhere
 from attn_cuda._fa_providers import Provider
+from attn_cuda._fa_step import KeyStep
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
 from attn_shared.cascade import use_cascade
 from attn_shared.checked import check_metadata

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
+    argument_names,
     build_flags,
     import_library,
     installed_version,
@@ -57,17 +57,7 @@ def operator() -> Callable[..., Any] | None:
     """
     found = getattr(getattr(interface(), "flash_attn_3_gpu", None), "fwd", None)
     found = getattr(found, "default", found)
-    return found if set(_argument_names(found)) >= _OPERATOR_ARGUMENTS else None
-
-
-def _argument_names(found: Any) -> tuple[str, ...]:
-    """Return an operator's argument names from its schema; a function's from its signature."""
-    if found is None:
-        return ()
-    schema = getattr(found, "_schema", None)
-    if schema is not None:
-        return tuple(argument.name for argument in schema.arguments)
-    return tuple(inspect.signature(found).parameters)
+    return found if set(argument_names(found)) >= _OPERATOR_ARGUMENTS else None
 
 
 def probe() -> VendorBuild:

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from attn_shared.inventory import VendorBuild
-from attn_shared.probing import import_library, installed_version, optional_arguments, require
+from attn_shared.probing import (
+    argument_names,
+    import_library,
+    installed_version,
+    optional_arguments,
+    require,
+)
 
-__all__ = ["DISTRIBUTION", "describe", "interface"]
+__all__ = ["DISTRIBUTION", "describe", "interface", "operator_3"]
 
 DISTRIBUTION = "vllm"
 
@@ -24,6 +34,18 @@ _OPTIONAL = (
     *("block_table", "seqused_k", "out", "softcap", "alibi_slopes", "s_aux", "fa_version"),
     *("scheduler_metadata", "num_splits", "q_descale"),
 )
+
+_EXTENSION_3 = "_vllm_fa3_C"
+_OPERATOR_3 = (
+    *("q", "k", "v", "k_new", "v_new", "q_v", "out", "cu_seqlens_q", "cu_seqlens_k"),
+    *("cu_seqlens_k_new", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+    *("page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin", "seqlens_rotary"),
+    *("q_descale", "k_descale", "v_descale", "softmax_scale", "is_causal", "window_size_left"),
+    *("window_size_right", "softcap", "is_rotary_interleaved", "scheduler_metadata"),
+    *("num_splits", "pack_gqa", "sm_margin", "s_aux", "cp_world_size", "cp_rank"),
+    "cp_tot_seqused_k",
+)
+"""What it takes in vLLM 0.25.1, as its schema says; none has a default."""
 
 
 def interface() -> ModuleType:
@@ -39,6 +61,22 @@ def interface() -> ModuleType:
         package.__path__ = [str(_folder())]
         sys.modules[_ALIAS] = package
     return import_library(f"{_ALIAS}.flash_attn_interface")
+
+
+def operator_3() -> Callable[..., Any] | None:
+    """Return the operator of FlashAttention 3 behind the interface, if it is the one known here.
+
+    The interface's function around it makes a tensor that version 3 does not read and looks the
+    operator up by its name at every call. It is called by position, so that every argument counts.
+    """
+    extension = getattr(interface(), _EXTENSION_3, None)
+    if extension is None:
+        return None
+    found = getattr(extension, "fwd", None)
+    if found is None:
+        found = getattr(getattr(torch.ops, _EXTENSION_3), "fwd", None)
+    found = getattr(found, "default", found)
+    return found if argument_names(found) == _OPERATOR_3 else None
 
 
 def _folder() -> Path:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_cuda import _fa_loaded
-from attn_cuda._fa_calls import Extras, KeyStep, kernel_for, load
+from attn_cuda._fa_calls import kernel_for, load
 from attn_cuda._fa_capability import NAME, NAME_DIFFKV, capability_diffkv, capability_on
 from attn_cuda._fa_edges import (
     ALIGNMENT_BYTES,
@@ -22,6 +22,7 @@ from attn_cuda._fa_edges import (
 from attn_cuda._fa_metadata import CACHE_FREE, FlashAttnMetadata, FlashAttnMetadataBuilder
 from attn_cuda._fa_portable import portable_for
 from attn_cuda._fa_providers import LIBRARIES
+from attn_cuda._fa_step import Extras, KeyStep
 from attn_cuda._fa_views import Views
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker

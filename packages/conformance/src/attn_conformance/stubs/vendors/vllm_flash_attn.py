@@ -10,18 +10,31 @@ import torch
 
 from attn_conformance.stubs.attend import LseForm
 from attn_conformance.stubs.checks import Limits, refuse_unless
-from attn_conformance.stubs.modules import VendorStub
+from attn_conformance.stubs.modules import Namespace, VendorStub
 from attn_conformance.stubs.opaque import OpaqueFunction
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.varlen import Roles, VarlenFunction
 
-__all__ = ["VLLM_FLASH_ATTN", "VLLM_FLASH_ATTN_2", "VLLM_FLASH_ATTN_3"]
+__all__ = [
+    "VLLM_FLASH_ATTN",
+    "VLLM_FLASH_ATTN_2",
+    "VLLM_FLASH_ATTN_3",
+    "VLLM_FLASH_ATTN_3_FUNCTION",
+]
 
 Arguments = Mapping[str, Any]
 
 _NAME = "flash_attn_varlen_func"
 _MAX_SINK_HEADS = 64
+_NEUTRAL_3: Mapping[str, Any] = {
+    "is_rotary_interleaved": True,
+    "pack_gqa": None,
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+}
+_LIMITS_3 = Limits(dtypes=(torch.float16, torch.bfloat16, torch.float8_e4m3fn), head_size_max=512)
 
 _SIGNATURE = VendorSignature(
     name=_NAME,
@@ -60,6 +73,17 @@ def _one_kind_of_lengths(arguments: Arguments) -> None:
         raise AssertionError("seqused_k must be provided if block_table is provided")
 
 
+def _one_kind_of_lengths_3(arguments: Arguments) -> None:
+    """The kernel takes starts before lengths, and says nothing of both."""
+    _one_kind_of_lengths({**arguments, "block_table": arguments["page_table"]})
+
+
+def _neutral_of_3(arguments: Arguments) -> None:
+    """Of what is not computed here a call by position says the neutral value."""
+    for name, neutral in _NEUTRAL_3.items():
+        refuse_unless(arguments[name] is neutral, "fwd", f"{name}={arguments[name]}")
+
+
 def _limits_of_2(arguments: Arguments) -> None:
     if arguments["s_aux"] is not None:
         raise NotImplementedError("FA2 does not support s_aux")
@@ -88,6 +112,10 @@ def _rows_of_2(arguments: Arguments) -> None:
 def _limits_of_3(arguments: Arguments) -> None:
     if arguments["alibi_slopes"] is not None:
         raise AssertionError("Alibi is not supported in FA3")
+    _kernel_limits_of_3(arguments, table="block_table")
+
+
+def _kernel_limits_of_3(arguments: Arguments, table: str = "page_table") -> None:
     sinks, heads = arguments["s_aux"], arguments["q"].shape[1]
     size, value_size = arguments["q"].shape[-1], arguments["v"].shape[-1]
     if sinks is not None:
@@ -105,9 +133,43 @@ def _limits_of_3(arguments: Arguments) -> None:
     words = f"V headdim {value_size} is not supported with Q/K headdim {size}"
     refuse_unless(is_served, _NAME, words)
     # The kernel for both widths up to 64 reads pages of V as wide as K, and says nothing.
-    is_cut = arguments["block_table"] is not None and size < value_size <= 64
+    is_cut = arguments[table] is not None and size < value_size <= 64
     refuse_unless(not is_cut, _NAME, f"columns of V past the {size}th are not read from pages")
 
+
+_OPERATOR_3 = VarlenFunction(
+    signature=VendorSignature(
+        name="fwd",
+        parameters=(
+            "q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, "
+            "seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, "
+            "leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale, k_descale, v_descale, "
+            "softmax_scale, is_causal, window_size_left, window_size_right, softcap, "
+            "is_rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, "
+            "cp_world_size, cp_rank, cp_tot_seqused_k"
+        ),
+        returns="out, LSE and two accumulators",
+    ),
+    roles=Roles(
+        out="out",
+        key_starts="cu_seqlens_k",
+        key_lens="seqused_k",
+        table="page_table",
+        max_key_len="max_seqlen_k",
+        causal="is_causal",
+        window="",
+        window_sides=("window_size_left", "window_size_right"),
+        sinks="s_aux",
+        query_descale="q_descale",
+        key_descale="k_descale",
+        value_descale="v_descale",
+    ),
+    limits=_LIMITS_3,
+    tuning=frozenset({"num_splits", "scheduler_metadata", *_NEUTRAL_3}),
+    plain=("output", "lse", "none", "none"),
+    rules=(_one_kind_of_lengths_3, _kernel_limits_of_3, _neutral_of_3),
+    needs_positive_scale=True,
+)
 
 _BY_VERSION = {
     2: VarlenFunction(
@@ -122,9 +184,7 @@ _BY_VERSION = {
     3: VarlenFunction(
         signature=_SIGNATURE,
         roles=_ROLES,
-        limits=Limits(
-            dtypes=(torch.float16, torch.bfloat16, torch.float8_e4m3fn), head_size_max=512
-        ),
+        limits=_LIMITS_3,
         tuning=_TUNING,
         rules=(_one_kind_of_lengths, _limits_of_3),
         needs_positive_scale=True,
@@ -171,18 +231,20 @@ _SCHEDULER_METADATA = OpaqueFunction(
 )
 
 
-def _stub(*versions: int) -> VendorStub:
+def _stub(*versions: int, shows_operator: bool = True) -> VendorStub:
     flags: dict[str, object] = {}
     for version in (2, 3):
         is_there = version in versions
         flags[f"FA{version}_AVAILABLE"] = is_there
         words = None if is_there else f"cannot import name '_vllm_fa{version}_C'"
         flags[f"FA{version}_UNAVAILABLE_REASON"] = words
-    module = {
+    module: dict[str, object] = {
         _NAME: _Versions(versions=versions),
         "get_scheduler_metadata": _SCHEDULER_METADATA,
         **flags,
     }
+    if 3 in versions and shows_operator:
+        module["_vllm_fa3_C"] = Namespace(functions={"fwd": _OPERATOR_3})
     return VendorStub(
         distribution="vllm",
         version="0.25.1",
@@ -198,3 +260,6 @@ VLLM_FLASH_ATTN_2 = _stub(2)
 
 VLLM_FLASH_ATTN_3 = _stub(3)
 """The same where only the extension of FlashAttention 3 loads."""
+
+VLLM_FLASH_ATTN_3_FUNCTION = _stub(3, shows_operator=False)
+"""The same where the operator behind the function is not to be seen."""
