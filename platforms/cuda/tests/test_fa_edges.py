@@ -123,6 +123,37 @@ def test_a_number_becomes_one_tensor() -> None:
     assert first.data_ptr() == second.data_ptr()
 
 
+def test_factors_of_a_tensor_are_kept_and_follow_its_contents() -> None:
+    descales, scale = Descales(2, 2), torch.tensor([1.0, 4.0])
+    first = descales.of(scale, 3, torch.device("cpu"))
+    scale[1] = 8.0
+    assert descales.of(scale, 3, torch.device("cpu")) is first
+    assert first.tolist() == [[1.0, 8.0]] * 3
+    assert descales.of(scale.clone(), 3, torch.device("cpu")) is not first
+    assert descales.of(scale, 2, torch.device("cpu")).shape == (2, 2)
+
+
+def test_only_so_many_factors_are_kept() -> None:
+    descales = Descales(2, 2)
+    for count in range(1, 600):
+        assert descales.of(0.5, count, torch.device("cpu")).shape == (count, 2)
+    assert len(descales._factors) <= 256
+
+
+def test_a_query_with_a_gradient_is_quantised_without() -> None:
+    query = torch.full((1, 4, 8), 500.0, requires_grad=True)
+    stored = Descales(2, 2).quantized(query, 1.0)
+    assert not stored.requires_grad
+    assert stored.float().max() == 448.0
+
+
+def test_what_no_number_can_be_stays_it() -> None:
+    query = torch.tensor([math.nan, math.inf, -math.inf, 0.3]).reshape(1, 1, 4)
+    stored = Descales(1, 1).quantized(query, 1.0).float().flatten().tolist()
+    assert math.isnan(stored[0])
+    assert stored[1:] == [448.0, -448.0, 0.3125]
+
+
 def test_the_query_is_quantised_by_kv_head() -> None:
     query = torch.full((1, 4, 8), 8.0)
     stored = Descales(2, 2).quantized(query, torch.tensor([1.0, 4.0]))

@@ -23,6 +23,7 @@ ALIGNMENT_BYTES = 16
 """What kernels load and store at once."""
 
 _E4M3_MAX = 448.0
+_MOST_FACTORS = 256
 
 
 def is_aligned(rows: Tensor) -> bool:
@@ -96,26 +97,57 @@ class Sinks:
 
 
 class Descales:
-    """Factors of an fp8 query and cache as FlashAttention 3 reads them: (B, Hkv) float32."""
+    """Factors of an fp8 query and cache as FlashAttention 3 reads them: (B, Hkv) float32.
+
+    What is made once is kept, but not while a graph is captured: its contents would be set when the
+    graph is replayed, and not before.
+    """
 
     def __init__(self, num_kv_heads: int, queries_per_kv: int) -> None:
         self._num_kv_heads = num_kv_heads
         self._queries_per_kv = queries_per_kv
-        self._numbers: dict[tuple[float, torch.device], Tensor] = {}
+        # (a number or minus a tensor's id, requests, device) -> factors, and the tensor, whose id
+        # stays its own so.
+        self._factors: dict[tuple[float, int, torch.device], tuple[Tensor, float | Tensor]] = {}
+        self._bounds: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def of(self, scale: float | Tensor, num_reqs: int, device: torch.device) -> Tensor:
         """Return one scale as a view without a copy: a number, a tensor of one, or (Hkv,)."""
-        if not isinstance(scale, Tensor):
-            key = (float(scale), device)
-            if key not in self._numbers:
-                self._numbers[key] = torch.full((1, 1), key[0], device=device)
-            scale = self._numbers[key]
-        return scale.reshape(1, -1).expand(num_reqs, self._num_kv_heads)
+        key = (-id(scale) if isinstance(scale, Tensor) else scale, num_reqs, device)
+        known = self._factors.get(key)
+        if known is not None:
+            return known[0]
+        values = scale if isinstance(scale, Tensor) else torch.full((1,), scale, device=device)
+        factors = values.reshape(1, -1).expand(num_reqs, self._num_kv_heads)
+        if _may_keep(device):
+            if len(self._factors) >= _MOST_FACTORS:
+                self._factors.clear()
+            self._factors[key] = (factors, scale)
+        return factors
 
     def quantized(self, query: Tensor, scale: float | Tensor) -> Tensor:
         """Return the query (T, Hq, D) as float8_e4m3fn: value / scale, saturating."""
         if not isinstance(scale, Tensor) and scale == 1.0:
-            return query.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)  # two launches
+            return self._saturated(query)
         if isinstance(scale, Tensor) and scale.numel() > 1:
             scale = scale.repeat_interleave(self._queries_per_kv)
         return quantize_fp8(query, scale, torch.float8_e4m3fn)
+
+    def _saturated(self, query: Tensor) -> Tensor:
+        """Return the query as float8_e4m3fn, saturating, in one launch.
+
+        A clamp by tensors casts as it stores; one by numbers would have to be cast afterwards.
+        """
+        device = query.device
+        bounds = self._bounds.get(device)
+        if bounds is None:
+            low, high = (query.new_full((), limit) for limit in (-_E4M3_MAX, _E4M3_MAX))
+            bounds = (low, high)
+            if _may_keep(device):
+                self._bounds[device] = bounds
+        stored = torch.empty_like(query, dtype=torch.float8_e4m3fn)
+        return torch.clamp(query.detach() if query.requires_grad else query, *bounds, out=stored)
+
+
+def _may_keep(device: torch.device) -> bool:
+    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
