@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from mla_cases import BLOCK, DIMS, HEADS, case, layer
 
 from attn_shared.errors import InvalidInputError
+from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import BuildConfig
 
 BATCHES = {
@@ -67,3 +71,29 @@ def test_a_layer_without_its_projection_has_no_forward() -> None:
     step = case(layer(), [1], [3])
     with pytest.raises(InvalidInputError, match="kv_b_proj"):
         bare.forward(step.query, step.latent, step.rope, step.kv_cache, bare.plan(step.common))
+
+
+@pytest.mark.parametrize("lens", [BATCHES["mixed"], BATCHES["drafts"]])
+def test_in_batch_invariant_mode_a_request_alone_has_the_same_bits(
+    lens: tuple[list[int], list[int]],
+) -> None:
+    attn = layer(batch_invariant=True, heads=16, dtype=torch.bfloat16)
+    step = case(attn, *lens)
+    whole, _ = step.run()
+    starts = step.common.query_start_loc_cpu.tolist()
+    assert step.common.block_table is not None
+    for index, (start, stop) in enumerate(pairwise(starts)):
+        common = CommonAttentionMetadata.from_lengths(
+            query_lens=lens[0][index : index + 1],
+            seq_lens=lens[1][index : index + 1],
+            block_table=step.common.block_table[index : index + 1],
+            block_size=BLOCK,
+        )
+        alone = replace(
+            step,
+            common=common,
+            query=step.query[start:stop],
+            latent=step.latent[start:stop],
+            rope=step.rope[start:stop],
+        )
+        assert torch.equal(alone.run()[0], whole[start:stop])

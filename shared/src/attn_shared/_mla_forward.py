@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from attn_shared.call_checks import check_rows
 from attn_shared.dtypes import KVQuantMode
@@ -44,19 +46,29 @@ def gather_latents(kv_cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def expanded(
-    latent: Tensor, rope: Tensor, kv_b_proj: Tensor, spec: LayerSpec
+    latent: Tensor, rope: Tensor, kv_b_proj: Tensor, spec: LayerSpec, starts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return key (n, H, nope + rope) and value (n, H, Dv), a view, of entries of the cache.
+
+    A product's rounding may depend on its number of rows; in batch-invariant mode each request's
+    entries are therefore expanded by themselves.
 
     Args:
         latent: (n, kv_lora_rank).
         rope: (n, qk_rope_head_dim).
         kv_b_proj: (H * (qk_nope_head_dim + v_head_dim), kv_lora_rank).
         spec: of the layer.
+        starts: (B + 1,) on the host, prefix sums of each request's entries.
     """
     dims = spec.mla or MLADims()
     nope, num_heads = dims.qk_nope_head_dim, spec.num_heads
-    up = torch.nn.functional.linear(latent, kv_b_proj).view(len(latent), num_heads, -1)
+    if spec.batch_invariant:
+        up = latent.new_empty(len(latent), len(kv_b_proj))
+        for start, stop in pairwise(starts.tolist()):
+            up[start:stop] = linear(latent[start:stop].clone(), kv_b_proj)
+    else:
+        up = linear(latent, kv_b_proj)
+    up = up.view(len(latent), num_heads, -1)
     key = up.new_empty(len(latent), num_heads, nope + dims.qk_rope_head_dim)
     key[..., :nope] = up[..., :nope]
     key[..., nope:] = rope.unsqueeze(1)
@@ -89,7 +101,7 @@ def prefill_rows(
         result, sums = _with_context(impl, layer, query[:num_rows], entries, weight, kv_cache, part)
         output[:num_rows].copy_(result)
     else:
-        key, value = expanded(*entries, weight, spec)
+        key, value = expanded(*entries, weight, spec, part.new.key_start_loc_cpu)
         result, sums = part.kernel.run(
             query[:num_rows],
             key,
@@ -133,12 +145,13 @@ def _with_context(
     part: MLAPrefillMetadata,
 ) -> tuple[Tensor, Tensor]:
     """Attend to the step's own keys and then to each chunk; return float32 output and LSE."""
-    key, value = expanded(*entries, weight, impl.spec)
+    key, value = expanded(*entries, weight, impl.spec, part.new.key_start_loc_cpu)
     result, sums = part.kernel.run(query, key, value, part.new, returns_lse=True)
     total, total_lse = result.float(), _required(sums).contiguous()
     for chunk in part.context:
         rows = chunk.rows
-        key, value = expanded(*_earlier(impl, layer, kv_cache, chunk), weight, impl.spec)
+        earlier = _earlier(impl, layer, kv_cache, chunk)
+        key, value = expanded(*earlier, weight, impl.spec, chunk.part.key_start_loc_cpu)
         found, sums = part.kernel.run(query[rows], key, value, chunk.part, returns_lse=True)
         merged, merged_lse = impl.merge_states(
             total[rows], total_lse[:, rows], found.float(), _required(sums)

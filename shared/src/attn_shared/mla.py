@@ -344,13 +344,14 @@ class MLAAttention:
         num_tokens = plan.common.num_actual_tokens
         decodes = num_tokens if is_shared else metadata.num_decode_tokens
         if decodes:
-            absorbed = projections.absorb(query[:decodes])
+            starts = self._own_rows(plan.common, decodes)
+            absorbed = projections.absorb(query[:decodes], starts)
             sums = None if lse is None else lse[:, :decodes]
             if self._ranks is not None:
                 found = self._ranks.attend(absorbed, kv_cache, metadata, None, sums)
             else:
                 found = self.impl.forward_mqa(self, absorbed, kv_cache, metadata, lse=sums)
-            projections.project(found[:decodes], output[:decodes])
+            projections.project(found[:decodes], output[:decodes], starts)
         if decodes < num_tokens:
             rows = slice(decodes, num_tokens)
             self.impl.forward_mha(
@@ -363,6 +364,12 @@ class MLAAttention:
                 output[rows],
                 lse=None if lse is None else lse[:, rows],
             )
+
+    def _own_rows(self, common: CommonAttentionMetadata, num_rows: int) -> list[int] | None:
+        """Return the bounds of each request's rows, where its products must be its own."""
+        if not self.request.batch_invariant:
+            return None
+        return [start for start in common.query_start_loc_cpu.tolist() if start <= num_rows]
 
     @property
     def _dims(self) -> MLADims:

@@ -7,6 +7,9 @@ through W_UK^T attends to latents themselves, and the result is taken through W_
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -19,7 +22,9 @@ __all__ = ["MLAProjections"]
 class MLAProjections:
     """Views of one weight: nothing is copied.
 
-    Products are torch's, under the process's float32 precision switches, as a model's own are.
+    Products are torch's, under the process's float32 precision switches, as a model's own are. A
+    product's rounding may depend on its number of rows: where results must not depend on what
+    shares the batch, each request's rows are given by `starts` and multiplied by themselves.
 
     Attributes:
         kv_b_proj: (H * (qk_nope_head_dim + v_head_dim), kv_lora_rank), of a torch `Linear`.
@@ -55,26 +60,41 @@ class MLAProjections:
         self.w_uk = by_head[:, : dims.qk_nope_head_dim]
         self.w_uv = by_head[:, dims.qk_nope_head_dim :]
 
-    def absorb(self, query: Tensor) -> Tensor:
+    def absorb(self, query: Tensor, starts: Sequence[int] | None = None) -> Tensor:
         """Return the query (T, H, kv_lora_rank + rope) that attends to latents.
 
         Args:
             query: (T, H, nope + rope).
+            starts: (B + 1,) bounds of rows to multiply by themselves; None: all at once.
         """
         nope, rank = self.dims.qk_nope_head_dim, self.dims.kv_lora_rank
         absorbed = query.new_empty(*query.shape[:2], self.dims.latent_size)
-        absorbed[..., :rank] = torch.bmm(query[..., :nope].transpose(0, 1), self.w_uk).transpose(
-            0, 1
-        )
+        for rows in _slices(starts, len(query)):
+            own = _by_head(query[rows, :, :nope], is_alone=starts is not None)
+            absorbed[rows, :, :rank] = torch.bmm(own, self.w_uk).transpose(0, 1)
         absorbed[..., rank:] = query[..., nope:]
         return absorbed
 
-    def project(self, latents: Tensor, output: Tensor) -> None:
+    def project(self, latents: Tensor, output: Tensor, starts: Sequence[int] | None = None) -> None:
         """Write the values of attended latents.
 
         Args:
             latents: (T, H, kv_lora_rank).
             output: (T, H, v_head_dim), written in place.
+            starts: as in `absorb`.
         """
-        values = torch.bmm(latents.transpose(0, 1), self.w_uv.transpose(1, 2))
-        output.copy_(values.transpose(0, 1))
+        for rows in _slices(starts, len(latents)):
+            own = _by_head(latents[rows], is_alone=starts is not None)
+            output[rows].copy_(torch.bmm(own, self.w_uv.transpose(1, 2)).transpose(0, 1))
+
+
+def _slices(starts: Sequence[int] | None, num_rows: int) -> Iterator[slice]:
+    bounds = (0, num_rows) if starts is None else starts
+    for start, stop in pairwise(bounds):
+        yield slice(start, stop)
+
+
+def _by_head(rows: Tensor, *, is_alone: bool) -> Tensor:
+    """Return rows (n, H, D) as (H, n, D), copied where their place must not decide a kernel."""
+    moved = rows.transpose(0, 1)
+    return moved.contiguous().clone() if is_alone else moved

@@ -55,14 +55,14 @@ def mla_attention(
     Raises:
         InvalidInputError: as `reference.paged_attention`.
     """
-    caches = _expanded(latent_cache, kv_b_proj, dims, cache_scale, torch.float64)
+    entries, table = _in_use(latent_cache, block_table, seq_lens)
     return paged_attention(
         query,
-        *caches,
+        *_expanded(entries, kv_b_proj, dims, cache_scale, torch.float64),
         AttentionOptions(scale=scale),
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
-        block_table=block_table,
+        block_table=table,
         causal=causal,
     )
 
@@ -74,6 +74,8 @@ def eager_mla_attention(
     dims: MLADims,
     *,
     scale: float,
+    seq_lens: Tensor,
+    block_table: Tensor,
     cache_scale: float | Tensor = 1.0,
     **batch: Any,
 ) -> ReferenceResult:
@@ -85,11 +87,26 @@ def eager_mla_attention(
         kv_b_proj: as in `mla_attention`.
         dims: as in `mla_attention`.
         scale: as in `mla_attention`.
+        seq_lens: as in `mla_attention`.
+        block_table: as in `mla_attention`.
         cache_scale: as in `mla_attention`.
-        batch: query_start_loc, seq_lens, block_table and causal.
+        batch: query_start_loc and causal.
     """
-    caches = _expanded(latent_cache, kv_b_proj, dims, cache_scale, query.dtype)
-    return eager_attention(query, *caches, AttentionOptions(scale=scale), **batch)
+    entries, table = _in_use(latent_cache, block_table, seq_lens)
+    caches = _expanded(entries, kv_b_proj, dims, cache_scale, query.dtype)
+    options = AttentionOptions(scale=scale)
+    return eager_attention(query, *caches, options, seq_lens=seq_lens, block_table=table, **batch)
+
+
+def _in_use(latent_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the blocks that some request reads, and a table of them: no others are expanded."""
+    counts = -(-seq_lens.cpu() // latent_cache.shape[1])
+    is_read = torch.arange(block_table.shape[1]) < counts.unsqueeze(1)
+    table = block_table.cpu().long()[: len(counts)]
+    used, places = table[is_read].unique(return_inverse=True)
+    compact = torch.zeros_like(table, dtype=torch.int32)
+    compact[is_read] = places.int()
+    return latent_cache[used.to(latent_cache.device)], compact.to(block_table.device)
 
 
 def _expanded(

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from attn_conformance._tables import Placement
 from attn_conformance.case import Case
-from attn_shared.kv_cache import AttentionSpec, KVViews, spec_for
-from attn_shared.kv_write import write_kv
+from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec, spec_for
+from attn_shared.kv_write import concat_and_cache_mla, write_kv
 
-__all__ = ["Entries", "cache_spec", "differing_blocks", "filled_cache", "host_cache", "raw_bytes"]
+__all__ = [
+    "Entries",
+    "LatentEntries",
+    "cache_spec",
+    "differing_blocks",
+    "filled_cache",
+    "host_cache",
+    "latent_spec",
+    "raw_bytes",
+]
+
+S = TypeVar("S", AttentionSpec, MLAAttentionSpec)
 
 _LARGE_SCALE = 1e30  # of an entry that nobody may read, in a cache with scales of its own
 _WHOLE_BYTES = 2**26  # caches up to this size are compared byte for byte
+
+
+class _Written(Protocol[S]):
+    """What a cache of one kind of spec is to hold."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Where it goes."""
+
+    def write(self, kv_cache: Tensor, spec: S) -> None:
+        """Store it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +86,33 @@ class Entries:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatentEntries:
+    """Latents (n, kv_lora_rank) and rope parts for n slots, with the scale they are stored by."""
+
+    latent: Tensor
+    rope: Tensor
+    slots: tuple[int, ...]
+    scale: float | Tensor
+
+    def write(self, kv_cache: Tensor, spec: MLAAttentionSpec) -> None:
+        """Store all of them with torch alone."""
+        slots = torch.tensor(self.slots, dtype=torch.int64, device=kv_cache.device)
+        concat_and_cache_mla(kv_cache, spec, self.latent, self.rope, slots, scale=self.scale)
+
+
+def latent_spec(case: Case, fp8_e4m3_dtype: torch.dtype) -> MLAAttentionSpec:
+    """Return the format of the cache of latents of a case."""
+    flavour = case.fp8_e4m3_dtype or fp8_e4m3_dtype
+    spec = spec_for(case.request, block_size=case.block_size, fp8_e4m3_dtype=flavour)
+    if not isinstance(spec, MLAAttentionSpec):
+        raise TypeError(f"a case of {type(spec).__name__} is none of latent attention")
+    if not case.block_padding:
+        return spec
+    padding = case.block_padding * spec.dtype.itemsize
+    return replace(spec, page_size_padded=spec.page_size_bytes + padding)
+
+
 def cache_spec(case: Case, fp8_e4m3_dtype: torch.dtype) -> AttentionSpec | None:
     """Return the format of the case's cache; None where it has none."""
     if case.is_cache_free:
@@ -80,7 +130,11 @@ def cache_spec(case: Case, fp8_e4m3_dtype: torch.dtype) -> AttentionSpec | None:
 
 
 def filled_cache(
-    case: Case, spec: AttentionSpec, placement: Placement, entries: Entries, device: torch.device
+    case: Case,
+    spec: S,
+    placement: Placement,
+    entries: _Written[S],
+    device: torch.device,
 ) -> Tensor:
     """Return a cache that holds the entries; all else is poison.
 
@@ -100,7 +154,7 @@ def filled_cache(
 
 
 def _allocate(
-    case: Case, spec: AttentionSpec, placement: Placement, device: torch.device
+    case: Case, spec: AttentionSpec | MLAAttentionSpec, placement: Placement, device: torch.device
 ) -> Tensor:
     """Return a cache of NaN; of one that is sparse, only the blocks that matter are touched."""
     count = placement.num_blocks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attn_shared.dtypes import KVCacheLayout, dtype_name
-from attn_shared.request import AttentionRequest, AttentionType, Phase, Window
+from attn_shared.request import AttentionRequest, AttentionType, MLADims, Phase, Window
 
 __all__ = ["Case", "TableStyle"]
 
@@ -74,6 +74,7 @@ class Case:
         common_prefix_len: handed to `build`: cascade attention over this prefix.
         is_prefilling: which prompts are not complete; None: not said.
         seq_lens_slack: host lengths are upper bounds, this much above the true ones.
+        mla: widths of latent attention, whose cache has one entry per token; None: ordinary heads.
         batch_invariant: the mode in which results must not depend on the company.
         seed: of all random numbers.
         variant: what else a rule tells its cases apart by.
@@ -112,6 +113,7 @@ class Case:
     common_prefix_len: int = 0
     is_prefilling: tuple[bool, ...] | None = None
     seq_lens_slack: int = 0
+    mla: MLADims | None = None
     batch_invariant: bool = False
     seed: int = 0
     variant: str = ""
@@ -129,6 +131,7 @@ class Case:
             kv_cache_dtype=self.kv_cache_dtype,
             block_size=self.block_size,
             kv_layout=self.layout,
+            mla=self.mla,
             attn_type=self.attn_type,
             non_causal=is_decoder and self.causal is False,
             per_request_causal=not isinstance(self.causal, bool),
@@ -162,7 +165,11 @@ class Case:
     @property
     def softmax_scale(self) -> float:
         """Factor on q.k."""
-        return self.head_size**-0.5 if self.scale is None else self.scale
+        if self.scale is not None:
+            return self.scale
+        if self.mla is not None:
+            return float((self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim) ** -0.5)
+        return float(self.head_size**-0.5)
 
     @property
     def num_tokens(self) -> int:

@@ -10,6 +10,7 @@ from attn_conformance.case import Case
 from attn_conformance.fit import Fit
 from attn_conformance.outcome import Depth
 from attn_shared.capability import Capability, Reason
+from attn_shared.device import DeviceFacts
 
 if TYPE_CHECKING:
     from attn_conformance.subject import Subject
@@ -44,13 +45,20 @@ class Rule:
     check: Callable[[Subject, Case], None]
     excluded: Callable[[Subject, Case], tuple[Reason, ...]] = _by_capability
 
-    def cases(self, depth: Depth, capability: Capability) -> tuple[Case, ...]:
+    def cases(
+        self, depth: Depth, capability: Capability, facts: DeviceFacts | None = None
+    ) -> tuple[Case, ...]:
         """Return the cases, each of another name.
+
+        Args:
+            depth: how many.
+            capability: of the backend.
+            facts: of the device; None: a CPU.
 
         Raises:
             ValueError: two cases of one name: a mistake in the rule.
         """
-        cases = tuple(self.make(depth, Fit(capability)))
+        cases = tuple(self.make(depth, Fit(capability, facts)))
         names = [case.name for case in cases]
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)

@@ -80,8 +80,9 @@ class _Server:
             }
 
     def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
-        rules = rules_named(request["rules"])
+        rules_named(request["rules"])  # an unknown rule is told before a library is loaded
         subject = self._subject = Subject.find(request["backend"], request["device"])
+        rules = rules_named(request["rules"], is_mla=subject.capability.is_mla)
         depth = Depth(request["depth"])
         entries = []
         self._cases = []
@@ -128,7 +129,7 @@ class _Server:
 def _cases(rule: Rule, depth: Depth, subject: Subject) -> Iterator[tuple[Case | None, str]]:
     """Yield a rule's cases; one stand-in with its problem where they cannot be made."""
     try:
-        cases = rule.cases(depth, subject.capability)
+        cases = rule.cases(depth, subject.capability, subject.facts)
     except Exception as error:  # noqa: BLE001 - a capability may hold anything
         yield None, f"no case can be made for this capability: {_words(error)}"
         return

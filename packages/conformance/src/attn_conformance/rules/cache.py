@@ -24,7 +24,7 @@ from attn_shared.capability import Reason
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.request import AttentionType
 
-__all__ = ["FORMATS", "RULES"]
+__all__ = ["FORMATS", "RULES", "fits_memory"]
 
 FORMATS = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e5m2", "int8_per_token_head")
 """Formats of a cache that torch alone can write, so that a backend's writing can be checked."""
@@ -179,7 +179,7 @@ def _far(depth: Depth, fit: Fit) -> Iterator[Case]:
     )
 
 
-def _fits_memory(subject: Subject, case: Case) -> tuple[Reason, ...]:
+def fits_memory(subject: Subject, case: Case) -> tuple[Reason, ...]:
     """Excluded where such a cache cannot be had: memory that nobody touches costs nothing on Linux.
 
     A device's memory is taken whole, and there are two caches.
@@ -262,6 +262,6 @@ RULES = (
         contract="Offsets into the cache are 64-bit.",
         make=_far,
         check=_check_far,
-        excluded=_fits_memory,
+        excluded=fits_memory,
     ),
 )

@@ -15,6 +15,10 @@ from attn_conformance.rules import (
     logits,
     lse,
     masks,
+    mla,
+    mla_cache,
+    mla_graphs,
+    mla_refusals,
     quantised,
     reads,
     refusals,
@@ -22,7 +26,7 @@ from attn_conformance.rules import (
 )
 from attn_shared.errors import UnknownNameError
 
-__all__ = ["RULES", "rules_named"]
+__all__ = ["MLA_RULES", "RULES", "rules_named"]
 
 RULES: tuple[Rule, ...] = (
     *refusals.RULES,
@@ -39,17 +43,32 @@ RULES: tuple[Rule, ...] = (
     *graphs.RULES,
     *generated.RULES,
 )
-"""Every rule. Those of multi-head latent attention will be one more module."""
+"""Every rule of ordinary attention."""
+
+MLA_RULES: tuple[Rule, ...] = (
+    *mla_refusals.RULES,
+    *mla.RULES,
+    *mla_cache.RULES,
+    *mla_graphs.RULES,
+)
+"""Every rule of multi-head latent attention."""
 
 
-def rules_named(names: Collection[str]) -> tuple[Rule, ...]:
-    """Return the rules of these names, in their order; all of them for no name.
+def rules_named(names: Collection[str], *, is_mla: bool = False) -> tuple[Rule, ...]:
+    """Return the rules of these names, in their order; for no name all of a kind of attention.
+
+    Args:
+        names: of either kind.
+        is_mla: latent attention is meant where no name is given.
 
     Raises:
         UnknownNameError: there is no such rule; the message lists them.
     """
-    known = {rule.name: rule for rule in RULES}
+    if not names:
+        return MLA_RULES if is_mla else RULES
+    every = (*RULES, *MLA_RULES)
+    known = {rule.name: rule for rule in every}
     for name in names:
         if name not in known:
             raise UnknownNameError.for_name("rule", name, known)
-    return tuple(rule for rule in RULES if not names or rule.name in names)
+    return tuple(rule for rule in every if rule.name in names)

@@ -24,7 +24,7 @@ from attn_shared.capability import Reason
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import BuildConfig
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "captured_step", "on_cuda", "overwrite"]
 
 _LEVELS = {
     "decode": AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE,
@@ -132,22 +132,23 @@ def _refresh(static: Batch, new: Batch) -> Batch:
     for name in ("query", "key", "value", "kv_cache", "written_cache"):
         target, source = getattr(static, name), getattr(new, name)
         if isinstance(target, Tensor):
-            _overwrite(target, source)
+            overwrite(target, source)
     changes = {}
     for item in fields(static.common):
         target, source = (getattr(each.common, item.name) for each in (static, new))
         if item.name.endswith("_cpu") or not isinstance(target, Tensor):
             changes[item.name] = source
         else:
-            _overwrite(target, source)
+            overwrite(target, source)
     for name in ("sinks", "alibi_slopes"):
         target, source = getattr(static.layer, name), getattr(new.layer, name)
         if isinstance(target, Tensor):
-            _overwrite(target, source)
+            overwrite(target, source)
     return replace(static, case=new.case, common=static.common.with_fields(**changes))
 
 
-def _overwrite(target: Tensor, source: Tensor) -> None:
+def overwrite(target: Tensor, source: Tensor) -> None:
+    """Copy one tensor into another of its shape and dtype, fp8 by its bytes."""
     if target.dtype.itemsize == 1 and target.dtype is not torch.bool:
         target, source = target.view(torch.uint8), source.view(torch.uint8)
     target.copy_(source)
@@ -177,12 +178,17 @@ def _output_like(batch: Batch) -> Tensor:
 def _capture(
     subject: Subject, engine: Engine, batch: Batch, metadata: Any, output: Tensor
 ) -> Callable[[], None]:
-    """Return what runs the captured step again; without graphs, the very same Python calls."""
+    """Return what runs the step of a batch again."""
 
     def step() -> None:
         engine.write(batch)
         engine.forward(batch, metadata, output=output)
 
+    return captured_step(subject, step)
+
+
+def captured_step(subject: Subject, step: Callable[[], None]) -> Callable[[], None]:
+    """Return what runs a captured step again; without graphs, the very same Python calls."""
     if subject.device.type != "cuda":
         return step
     stream = torch.cuda.Stream()
@@ -202,7 +208,8 @@ def _steps(depth: Depth, fit: Fit) -> Iterator[Case]:
     yield from over_shapes(fit, depth, "sinks", names=("decode",), has_sinks=True)
 
 
-def _on_cuda(subject: Subject, case: Case) -> tuple[Reason, ...]:
+def on_cuda(subject: Subject, case: Case) -> tuple[Reason, ...]:
+    """Return why a case is not run where only a CUDA device can tell."""
     if subject.device.type == "cuda":
         return subject.excluded(case)
     return (Reason(code="device", value=subject.device.type, allowed="cuda, which tells"),)
@@ -258,6 +265,6 @@ RULES = (
         contract="Neither update nor forward synchronises with the device.",
         make=_steps,
         check=_check_no_synchronisation,
-        excluded=_on_cuda,
+        excluded=on_cuda,
     ),
 )

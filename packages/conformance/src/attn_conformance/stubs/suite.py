@@ -56,8 +56,8 @@ def run_rules(
         rules: names of rules; all of them by default.
         depth: how many cases.
     """
-    for rule in rules_named(rules):
-        for case in rule.cases(depth, subject.capability):
+    for rule in rules_named(rules, is_mla=subject.capability.is_mla):
+        for case in rule.cases(depth, subject.capability, subject.facts):
             yield _outcome(subject, rule, case)
 
 

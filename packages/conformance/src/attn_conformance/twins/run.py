@@ -106,7 +106,7 @@ def _memory_bytes() -> int | None:
 
 def _finding(subject: Subject, twin: type[Twin], rule: Rule) -> Finding:
     reasons: list[Reason] = []
-    for case in rule.cases(Depth.QUICK, subject.capability):
+    for case in rule.cases(Depth.QUICK, subject.capability, subject.facts):
         excluded = rule.excluded(subject, case)
         reasons += excluded
         if excluded:
