@@ -108,7 +108,8 @@ def prefill_rows(
             value,
             part.new,
             output=output[:num_rows],
-            returns_lse=lse is not None,
+            # A kernel may compute otherwise for an LSE, which company with earlier keys asks for.
+            returns_lse=lse is not None or spec.batch_invariant,
         )
         if result.data_ptr() != output.data_ptr():
             output[:num_rows].copy_(result)

@@ -195,10 +195,8 @@ def _hold(
     eager: ReferenceResult,
 ) -> None:
     words = str(batch.case)
-    found, wanted = (
-        (tuple(output.shape), output.dtype),
-        (tuple(exact.output.shape), batch.case.dtype),
-    )
+    found = tuple(output.shape), output.dtype
+    wanted = tuple(exact.output.shape), batch.case.dtype
     require(found == wanted, f"{what}: output is {found}, not {wanted} in {words}")
     home = exact.output.device
     report = check_against_reference(
