@@ -129,7 +129,7 @@ def test_what_is_handed_over(recorder: Recorder) -> None:
     [
         ({"returns": Returns.PROCESSED_LOGITS}, "does not show the logits that its filters left"),
         ({"returns": "processed_logprobs"}, "returns=processed_logprobs (allowed: ids)"),
-        ({"own_draws": True}, "its kernels take one seed for a batch"),
+        ({"own_draws": True}, "its kernels mix a row's place in the batch into its draws"),
         ({"top_p": True, "min_p": True}, "top_p with min_p=True"),
     ],
 )

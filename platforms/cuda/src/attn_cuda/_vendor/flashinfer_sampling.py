@@ -28,7 +28,7 @@ class Kernels:
     """The calls of `flashinfer.sampling` that are used, resolved once.
 
     Of the library's top-k those that mask are used, which keep ties at the cut; its joint call
-    cuts them in later releases where k is one number (read in 0.6.18).
+    cuts them in later releases where k is one number (read in 0.6.18 and 0.7.4).
 
     Attributes:
         mask_top_k: (logits, k) -> logits with -inf outside the k largest and their ties.

@@ -46,7 +46,7 @@ class FlashInferSampler(SamplerBackend):
             hint = "FlashInfer does not show the logits that its filters left"
             found.append(_reason("returns", request.returns, Returns.IDS, hint))
         if request.own_draws:
-            hint = "its kernels take one seed for a batch, and mix in the row's place"
+            hint = "its kernels mix a row's place in the batch into its draws"
             found.append(_reason("own_draws", True, False, hint))
         if request.top_p and request.min_p:
             hint = "no kernel of it has both"

@@ -1,6 +1,7 @@
 """FlashInfer's sampling: the calls that keep ties, by their signatures and by what they accept.
 
-Read in flashinfer-python 0.6.13's wheel (sampling.py, sampling.cuh, topk.cuh).
+Read in the wheels of flashinfer-python 0.6.13 and 0.7.4 (sampling.py, sampling.cuh, topk.cuh), whose
+signatures of these calls are the same.
 """
 
 from __future__ import annotations
