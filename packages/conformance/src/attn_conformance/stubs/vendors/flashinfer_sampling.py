@@ -1,7 +1,7 @@
 """FlashInfer's sampling: the calls that keep ties, by their signatures and by what they accept.
 
-Read in the wheels of flashinfer-python 0.6.13 and 0.7.4 (sampling.py, sampling.cuh, topk.cuh), whose
-signatures of these calls are the same.
+Read in the wheels of flashinfer-python 0.6.13 and 0.7.4 (sampling.py, sampling.cuh, topk.cuh). The
+signatures of these calls are the same in both.
 """
 
 from __future__ import annotations
