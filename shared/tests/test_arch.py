@@ -251,3 +251,15 @@ def test_no_text_raises_anything_but_unknown_name(text: str) -> None:
         return
     assert parse_arch(arch.canonical).canonical == arch.canonical
     assert (arch.family == "unknown") is not arch.is_known
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("gfx906", 64), ("gfx90a", 64), ("gfx942:sramecc+:xnack-", 64), ("gfx950", 64)),
+        *(("gfx1100", 32), ("gfx1201", 32), ("gfx1250", 32), ("gfx11-generic", 32)),
+        *(("gfx1999", None), ("sm_90", 32), ("bmg", None), ("x86_64", None)),
+    ],
+)
+def test_lanes_of_a_wave(name: str, size: int | None) -> None:
+    assert parse_arch(name).wave_size == size

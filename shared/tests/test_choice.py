@@ -474,3 +474,68 @@ def test_the_oldest_entry_makes_room() -> None:
     for size, is_kept in ((16, False), (32, True), (48, True)):
         found = cache.find(request(block_size=size), GPU, NOTHING, Policy(), registry)
         assert (found is kept[size]) is is_kept
+
+
+class TestLibrariesOfThePolicy:
+    """Opting into a vendor's library, and out of it."""
+
+    def registry(self) -> BackendRegistry:
+        def served(device: Any, known: Any) -> Any:
+            return capability(sinks=Support.SLOW)
+
+        slow = backend("VENDOR", served, vendor_libraries=("vendor",))
+        return registry_of(able("PORTABLE", sinks=Support.YES), slow)
+
+    def test_a_preferred_library_comes_first_where_its_backend_serves(self) -> None:
+        here = (library("vendor"),)
+        registry = self.registry()
+        assert choose(registry, None, None, *here).chosen == "PORTABLE"
+        found = choose(registry, Policy(prefer=("vendor",)), None, *here)
+        assert (found.chosen, found.decided_by) == ("VENDOR", DecidedBy.PREFERENCE)
+        assert "the policy prefers vendor" in found.explain()
+        assert "preferred by the policy" in found.verdict("VENDOR").summary()
+        assert found.runner_up() is not None
+
+    def test_it_is_not_promoted_where_it_needs_a_slow_path_or_does_not_serve(self) -> None:
+        here, policy = (library("vendor"),), Policy(prefer=("vendor",))
+        registry = self.registry()
+        found = choose(registry, policy, request(has_sinks=True), *here)
+        assert (found.chosen, found.decided_by) == ("PORTABLE", DecidedBy.DEFAULT)
+        torn = library("vendor", VendorStatus.BROKEN, error="torn")
+        found = choose(registry, policy, None, torn)
+        assert (found.chosen, found.decided_by) == ("PORTABLE", DecidedBy.DEFAULT)
+        assert found.verdict("VENDOR").status is UNAVAILABLE
+
+    def test_what_was_measured_decides_among_the_preferred(self) -> None:
+        one, two = (
+            backend(name, lambda device, known: capability(), vendor_libraries=("vendor",))
+            for name in ("ONE", "TWO")
+        )
+        registry = registry_of(able("PORTABLE"), one, two)
+        policy = Policy(prefer=("vendor",), measured=("PORTABLE", "TWO", "ONE"))
+        found = choose(registry, policy, None, library("vendor"))
+        assert (found.chosen, found.decided_by) == ("TWO", DecidedBy.PREFERENCE)
+
+    def test_a_named_backend_wins_over_a_preference(self) -> None:
+        policy = Policy(backend="PORTABLE", prefer=("vendor",))
+        found = choose(self.registry(), policy, None, library("vendor"))
+        assert (found.chosen, found.decided_by) == ("PORTABLE", DecidedBy.USER)
+
+    def test_an_avoided_library_counts_as_not_there(self) -> None:
+        registry = registry_of(
+            backend("VENDOR", lambda d, k: capability(), vendor_libraries=("vendor",)),
+            able("PORTABLE"),
+        )
+        here, policy = library("vendor", version="1.0"), Policy(avoid=("vendor",))
+        assert choose(registry, None, None, here).chosen == "VENDOR"
+        found = choose(registry, policy, None, here)
+        assert found.chosen == "PORTABLE"
+        assert found.verdict("VENDOR").detail == "vendor 1.0 is left aside: the policy avoids it"
+        assert "the policy avoids vendor" in found.explain()
+        with pytest.raises(VendorMissingError, match="the policy avoids it"):
+            choose(registry, replace(policy, backend="VENDOR"), None, here)
+
+    @pytest.mark.parametrize("policy", [Policy(prefer=("vendro",)), Policy(avoid=("vendro",))])
+    def test_a_library_that_nobody_knows_is_an_error(self, policy: Policy) -> None:
+        with pytest.raises(UnknownNameError, match="vendro"):
+            choose(self.registry(), policy, None, library("vendor"))

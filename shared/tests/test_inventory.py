@@ -236,3 +236,13 @@ def test_assume_all_takes_everything_as_installed() -> None:
         ("a", VendorStatus.ASSUMED, None),
         ("b", VendorStatus.ASSUMED, None),
     ]
+
+
+def test_libraries_that_are_left_aside() -> None:
+    known = Inventory((VendorEntry(name="a", status=VendorStatus.LOADED, version="2.0"),))
+    left = known.without(("a",))
+    assert known.without(()) is known
+    assert not left.get("a").is_usable
+    assert left.get("a").describe() == "a 2.0 is left aside: the policy avoids it"
+    with pytest.raises(UnknownNameError, match="vendor library"):
+        known.without(("b",))

@@ -85,3 +85,19 @@ def test_bands_leave_room_between_them() -> None:
     ]
     assert bands == sorted(bands)
     assert min(b - a for a, b in pairwise(bands)) > 1
+
+
+def test_a_group_of_one_fp8_flavour_has_a_dtype() -> None:
+    mixed = of(MI300X, MI300X, preset("mi355x"))
+    assert mixed.common_fp8_dtype((0, 1)) is torch.float8_e4m3fnuz
+    assert mixed.common_fp8_dtype((2,)) is torch.float8_e4m3fn
+    assert of(AMPERE, AMPERE).common_fp8_dtype() is None
+    assert of(AMPERE).common_fp8_dtype(()) is None
+
+
+def test_a_group_of_several_flavours_is_refused_by_name() -> None:
+    mixed = of(MI300X, preset("mi355x"))
+    words = r"fp8 flavours of the group is gfx942: e4m3fnuz, gfx950: e4m3fn; allowed: one flavour"
+    with pytest.raises(InvalidInputError, match=words) as caught:
+        mixed.common_fp8_dtype()
+    assert "kv_cache_dtype=auto" in str(caught.value)

@@ -73,3 +73,13 @@ def test_a_device_of_another_vendor_is_refused() -> None:
     check_vendor(HOPPER, Vendor.NVIDIA)
     with pytest.raises(InvalidInputError, match=r"NVIDIA H200 of vendor nvidia; allowed: .*amd"):
         check_vendor(HOPPER, Vendor.AMD)
+
+
+def test_a_row_may_be_for_some_requests_alone() -> None:
+    table = [
+        Rank(name="A", priority=9, provenance="wide", fits=lambda asked: asked.head_size > 64),
+        Rank(name="A", priority=1, provenance="narrow"),
+    ]
+    assert names(table) == [("A", 1)]
+    wide = request().with_options(head_size=128)
+    assert rank(table, wide, HOPPER)[0].priority == 9

@@ -9,7 +9,7 @@ from attn_shared_fakes import GPU, backend, request
 from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts, preset
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.errors import NoBackendError, UnknownNameError
+from attn_shared.errors import InvalidInputError, NoBackendError, UnknownNameError
 from attn_shared.selection import (
     SCHEMA_VERSION,
     DecidedBy,
@@ -107,6 +107,7 @@ def test_a_verdict_is_json_safe() -> None:
         "reasons": [],
         "detail": "",
         "slow_features": [],
+        "is_preferred": False,
         "needs_probe": [],
         "kv_layout": "HND",
         "block_size": 32,
@@ -264,3 +265,14 @@ def test_a_selection_is_json_safe_with_a_schema_version() -> None:
     assert record["failures"] == ["X failed"]
     nothing = selection(chosen=None, backend=None, kv_layout=None, block_size=None).to_dict()
     assert nothing["chosen"] is nothing["kv_layout"] is nothing["block_size"] is None
+
+
+def test_a_library_cannot_be_preferred_and_avoided() -> None:
+    with pytest.raises(InvalidInputError, match="prefer is a; allowed: libraries that are not"):
+        Policy(prefer=("a", "b"), avoid=("a",))
+
+
+@pytest.mark.parametrize("field", ["prefer", "avoid"])
+def test_libraries_are_a_tuple_of_names(field: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{field} is 'aiter'; allowed: a tuple of names"):
+        Policy(**{field: "aiter"})  # type: ignore[arg-type]

@@ -75,3 +75,16 @@ def test_no_name_elsewhere_is_none() -> None:
 def test_names_that_mean_nothing_here(flags: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         answer(**flags)
+
+
+def test_libraries_are_preferred_and_avoided_by_options() -> None:
+    found = answer(prefer="triton, flash_attn", avoid="flashinfer")
+    assert found.policy.prefer == ("triton", "flash_attn")
+    assert found.policy.avoid == ("flashinfer",)
+    named = answer(from_name="transformers:sdpa", avoid="triton")
+    assert (named.chosen, named.policy.avoid) == ("TORCH_SDPA", ("triton",))
+
+
+def test_a_library_in_both_options_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="libraries that are not avoided"):
+        answer(prefer="triton", avoid="triton")

@@ -1,4 +1,4 @@
-"""What is put right beside a kernel's call: sinks, an LSE without keys, alignment, fp8 factors."""
+"""What is put right beside a kernel's call: sinks, an LSE without keys, fp8 factors."""
 
 from __future__ import annotations
 
@@ -7,35 +7,12 @@ import math
 import pytest
 import torch
 
-from attn_cuda._fa_edges import Descales, Sinks, aligned, is_aligned, without_positive_infinity
+from attn_cuda._fa_edges import Descales, Sinks, without_positive_infinity
 from attn_cuda._fa_providers import Provider
 from attn_shared.quantization import quantize_fp8
 
 THIRD = Provider(library="flash_attn_3", version=3)
 FOURTH = Provider(library="flash_attn_4", version=4)
-
-
-def test_rows_that_lie_well_are_handed_on() -> None:
-    rows = torch.zeros(4, 2, 8, dtype=torch.bfloat16)
-    assert aligned(rows) is rows
-    assert is_aligned(torch.zeros(4, 6, 16, dtype=torch.bfloat16)[:, 2:4, 8:])
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        torch.zeros(65, dtype=torch.bfloat16)[1:].reshape(4, 2, 8),
-        torch.zeros(4, 2, 9, dtype=torch.bfloat16)[..., :8],
-        torch.zeros(4, 8, 2, dtype=torch.bfloat16).transpose(1, 2),
-        torch.zeros(4, 20, dtype=torch.bfloat16)[:, :16].unflatten(1, (2, 8)),
-    ],
-    ids=["offset", "head-stride", "last-stride", "row-stride"],
-)
-def test_rows_that_do_not_are_copied(rows: torch.Tensor) -> None:
-    copied = aligned(rows)
-    assert copied is not rows
-    assert is_aligned(copied)
-    assert torch.equal(copied, rows)
 
 
 def test_a_row_without_keys_is_minus_infinity() -> None:

@@ -12,13 +12,13 @@ import torch
 from fa_testing import common_of, layer_object, layer_spec, stubbed
 
 from attn_conformance.stubs.recorder import Recorder
-from attn_cuda._fa_buffers import Buffers
 from attn_cuda._fa_keyless import with_keys
 from attn_cuda._fa_metadata import FlashAttnMetadata, FlashAttnMetadataBuilder
 from attn_cuda._fa_step import KeyStep
 from attn_cuda.backends.flash_attn import FlashAttnImpl
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import BuildConfig
+from attn_shared.step_buffers import Buffers
 
 CPU = torch.device("cpu")
 

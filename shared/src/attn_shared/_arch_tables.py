@@ -14,6 +14,7 @@ from attn_shared.vendor import Fp8Format
 
 __all__ = [
     "AMD",
+    "AMD_WAVE64",
     "CPU",
     "CPU_ALIASES",
     "INTEL",
@@ -22,6 +23,7 @@ __all__ = [
     "NVIDIA",
     "NVIDIA_FIRST_FP8",
     "NVIDIA_FIRST_SUFFIX",
+    "NVIDIA_WARP",
     "ArchTraits",
 ]
 
@@ -58,6 +60,7 @@ NVIDIA: Mapping[tuple[int, int], ArchTraits] = MappingProxyType(
 )
 NVIDIA_FIRST_FP8 = (8, 9)  # PTX keeps what it has, so this holds for unknown later ones too
 NVIDIA_FIRST_SUFFIX = MappingProxyType({"": (0, 0), "a": (9, 0), "f": (10, 0)})
+NVIDIA_WARP = 32
 
 _CDNA3 = ArchTraits("cdna3", 64 * _KIB, Fp8Format.E4M3FNUZ)
 _CDNA5 = ArchTraits("cdna5", 320 * _KIB, Fp8Format.E4M3FN)
@@ -95,6 +98,9 @@ AMD: Mapping[str, ArchTraits] = MappingProxyType(
         "gfx12-5-generic": _CDNA5,
     }
 )
+
+# Families whose waves have 64 lanes; those of the other known ones have 32 (LLVM's user guide).
+AMD_WAVE64 = frozenset({"gcn5", "cdna1", "cdna2", "cdna3", "cdna4"})
 
 # No fp8 in the matrix engines up to Xe3: Intel's libraries convert in software. Xe3P brings it
 # (DPC++'s fp8 extension, whose first target is cri). Local memory as torch reports it on the

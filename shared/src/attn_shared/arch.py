@@ -53,6 +53,15 @@ class Arch:
     fp8: Fp8Format = Fp8Format.NONE
     shared_memory_bytes: int | None = None
 
+    @property
+    def wave_size(self) -> int | None:
+        """Lanes that run together: a warp, a wave; None where unknown, or the compiler's choice."""
+        if self.vendor is Vendor.NVIDIA:
+            return tables.NVIDIA_WARP
+        if self.vendor is not Vendor.AMD or not self.is_known:
+            return None
+        return 64 if self.family in tables.AMD_WAVE64 else 32
+
 
 _NVIDIA_NAME = re.compile(r"(?:sm|compute)_?([1-9][0-9]?)([0-9])([af]?)(\+ptx)?")
 _NVIDIA_NUMBER = re.compile(r"([1-9][0-9]?)\.([0-9])([af]?)(\+ptx)?")

@@ -35,8 +35,9 @@ def select(
     """Choose the backend for a request on a device.
 
     Pure: reads no environment, imports no vendor library, mutates nothing. Precedence: what the
-    model requires, then what the user named, then what was measured on this very device, then the
-    platform's default order. A named backend serves or raises; only "auto" goes on to others.
+    model requires, then what the user named, then the libraries that the user prefers, then what
+    was measured on this very device, then the platform's default order. A named backend serves or
+    raises; only "auto" goes on to others.
 
     Args:
         request: what the model asks.
@@ -47,7 +48,8 @@ def select(
         kind: "attention", or "mla_prefill" for what prefills over latents.
 
     Raises:
-        UnknownNameError: a backend was named that nobody knows or provides.
+        UnknownNameError: a backend was named that nobody knows or provides, or a library preferred
+            or avoided that is none of the platform's.
         PlatformMissingError: no installed package serves the device's vendor.
         BackendRejectedError: the named backend cannot serve; holds its reasons.
         VendorMissingError: the named backend, or all of its libraries, cannot be loaded.
@@ -84,7 +86,9 @@ def _verdicts(
 ) -> list[Verdict]:
     platform = registry.platform_for(device.vendor)
     candidates = candidates_for(platform, request, device, policy, registry, kind)
-    return [judge(c, request, device, inventory, registry, kind) for c in candidates]
+    prefer = inventory.require_known(policy.prefer)
+    seen = inventory.without(policy.avoid)
+    return [judge(c, request, device, seen, registry, kind, prefer=prefer) for c in candidates]
 
 
 def contender(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ __all__ = [
     "DeviceFacts",
     "Fp8Format",
     "Vendor",
+    "common_fp8_dtype",
     "device_from_arch",
     "parse_arch",
     "preset",
@@ -50,6 +51,7 @@ _POSITIVE_FIELDS = (
     "memory_bytes",
     "compute_units",
     "shared_memory_bytes",
+    "wave_size",
     "memory_bandwidth_bytes_per_s",
 )
 
@@ -72,6 +74,7 @@ class DeviceFacts(CachedHash):
         compute_units: SMs, CUs, Xe cores or physical cores; None if unknown.
         isa: instruction-set levels of a CPU as Linux spells them, "avx512_bf16".
         shared_memory_bytes: the most on-chip memory one workgroup (thread block) can have.
+        wave_size: lanes that run together: a warp, a wavefront; None if unknown, or not fixed.
         memory_bandwidth_bytes_per_s: the datasheet's peak, for rooflines.
         index: the ordinal that torch gives the device; None if simulated.
         uuid: the driver's identifier, if known.
@@ -89,6 +92,7 @@ class DeviceFacts(CachedHash):
     compute_units: int | None = None
     isa: tuple[str, ...] = ()
     shared_memory_bytes: int | None = None
+    wave_size: int | None = None
     memory_bandwidth_bytes_per_s: int | None = None
     index: int | None = None
     uuid: str | None = None
@@ -175,6 +179,32 @@ _REQUIRED_FIELDS = tuple(
 )
 
 
+def common_fp8_dtype(devices: Iterable[DeviceFacts]) -> torch.dtype | None:
+    """Return the one e4m3 dtype of a group of devices; None where none of them has fp8.
+
+    A cache has one flavour, and e4m3fn and e4m3fnuz read the same bits as other numbers.
+
+    Raises:
+        InvalidInputError: the devices differ; names each with its flavour.
+    """
+    group = tuple(devices)
+    flavours = {device.fp8 for device in group}
+    if len(flavours) <= 1:
+        return group[0].fp8_dtype if group else None
+    found = ", ".join(f"{_place(device)}: {device.fp8}" for device in group)
+    raise InvalidInputError.for_argument(
+        "fp8 flavours of the group",
+        found,
+        "one flavour for all, since a cache has one",
+        hint="let a process see devices of one architecture, or take kv_cache_dtype=auto or "
+        "fp8_e5m2.",
+    )
+
+
+def _place(device: DeviceFacts) -> str:
+    return device.arch if device.index is None else f"device {device.index} ({device.arch})"
+
+
 def device_from_arch(arch_text: str) -> DeviceFacts:
     """Return a simulated device of an architecture, its size and speed unknown.
 
@@ -197,6 +227,7 @@ def _simulated(arch: Arch, *, name: str, **figures: Any) -> DeviceFacts:
         arch_family=arch.family,
         fp8=arch.fp8,
         shared_memory_bytes=arch.shared_memory_bytes,
+        wave_size=arch.wave_size,
         is_simulated=True,
         **figures,
     )

@@ -36,6 +36,8 @@ class VendorStatus(StrEnum):
     """Installed, and failed to load; `error` holds its own words."""
     ASSUMED = "assumed"
     """Taken as installed and complete, for a device that is not here."""
+    AVOIDED = "avoided"
+    """Left aside by the caller's policy, whatever it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +94,17 @@ class VendorEntry:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a backend may count on it (present and not known to be broken)."""
-        return self.status not in (VendorStatus.ABSENT, VendorStatus.BROKEN)
+        """Whether a backend may count on it (present, not avoided, not known to be broken)."""
+        unusable = (VendorStatus.ABSENT, VendorStatus.BROKEN, VendorStatus.AVOIDED)
+        return self.status not in unusable
 
     def describe(self) -> str:
         """Say in one line what is known, with the command that would mend an absence."""
         title = self.name if self.version is None else f"{self.name} {self.version}"
         if self.is_usable:
             return f"{title} ({self.status})"
+        if self.status is VendorStatus.AVOIDED:
+            return f"{title} is left aside: the policy avoids it"
         if self.status is VendorStatus.BROKEN:
             remedy = f"; to install it again: {self.install}" if self.install else ""
             return f"{title} failed to load: {self.error}{remedy}"
@@ -149,6 +154,33 @@ class Inventory(CachedHash):
         return self.with_entry(
             replace(self.get(name), status=VendorStatus.BROKEN, build=None, error=words)
         )
+
+    def without(self, names: Iterable[str]) -> Inventory:
+        """Return an inventory in which some libraries are left aside.
+
+        Raises:
+            UnknownNameError: one of them is no library of this inventory.
+        """
+        avoided = frozenset(self.require_known(names))
+        if not avoided:
+            return self
+        entries = (
+            replace(entry, status=VendorStatus.AVOIDED) if entry.name in avoided else entry
+            for entry in self.entries
+        )
+        return Inventory(tuple(entries))
+
+    def require_known(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names, all of which are libraries of this inventory.
+
+        Raises:
+            UnknownNameError: one of them is not; lists those that are.
+        """
+        wanted, known = tuple(names), [entry.name for entry in self.entries]
+        for name in wanted:
+            if name not in known:
+                raise UnknownNameError.for_name("vendor library", name, known)
+        return wanted
 
 
 def scan(specs: Iterable[VendorSpec]) -> Inventory:

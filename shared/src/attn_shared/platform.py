@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 
-from attn_shared.device import DeviceFacts, Fp8Format, Vendor
+from attn_shared.device import DeviceFacts, Fp8Format, Vendor, common_fp8_dtype
 from attn_shared.dtypes import dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.inventory import VendorSpec
@@ -153,6 +154,19 @@ class Platform(ABC):
     def fp8_dtype(self, *, index: int = 0) -> torch.dtype | None:
         """Return the device's e4m3 dtype, or None."""
         return self.device(index).fp8_dtype
+
+    @final
+    def common_fp8_dtype(self, indices: Iterable[int] | None = None) -> torch.dtype | None:
+        """Return the e4m3 dtype that a group of devices shares; None where none has fp8.
+
+        Args:
+            indices: of the group; None is all visible devices.
+
+        Raises:
+            InvalidInputError: they differ, or there is no such device.
+        """
+        group = self.devices() if indices is None else map(self.device, indices)
+        return common_fp8_dtype(group)
 
     @final
     def num_compute_units(self, *, index: int = 0) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from attn_shared.device import DeviceFacts, Vendor
@@ -24,6 +24,8 @@ class Rank:
         families: families of `DeviceFacts.arch_family` that the row is for; None is all.
         archs: canonical names of architectures that the row is for; None is all.
         phases: parts of serving that the row is for; None is all.
+        fits: whether the row is for a request, where that is more than its phase: a backend whose
+            fast path serves some shapes alone stands elsewhere for the others. None is all.
     """
 
     name: str
@@ -32,13 +34,15 @@ class Rank:
     families: frozenset[str] | None = None
     archs: frozenset[str] | None = None
     phases: frozenset[Phase] | None = None
+    fits: Callable[[AttentionRequest], bool] | None = None
 
     def applies(self, request: AttentionRequest, device: DeviceFacts) -> bool:
-        """Whether the row is for this device and phase."""
+        """Whether the row is for this device, phase and request."""
         return (
             (self.families is None or device.arch_family in self.families)
             and (self.archs is None or device.arch in self.archs)
             and (self.phases is None or request.phase in self.phases)
+            and (self.fits is None or self.fits(request))
         )
 
 

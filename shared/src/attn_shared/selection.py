@@ -12,7 +12,7 @@ from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.errors import NoBackendError, UnknownNameError
+from attn_shared.errors import InvalidInputError, NoBackendError, UnknownNameError
 from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.request import AttentionRequest
 
@@ -35,6 +35,7 @@ class DecidedBy(StrEnum):
 
     MODEL = "model"
     USER = "user"
+    PREFERENCE = "preference"
     MEASURED = "measured"
     DEFAULT = "default"
 
@@ -58,6 +59,9 @@ class Policy:
         required: the one backend that the model can run on; it overrules what the user named.
         backend: the one that the user named; None or "auto" leaves the choice.
         source: where the user named it ("argument", "environment ATTN_BACKEND", ...).
+        prefer: vendor libraries ("aiter") that the user opts into: of the backends that serve a
+            request without a slow path, those that run on one of these come first.
+        avoid: vendor libraries that the user opts out of: they count as not installed.
         measured: backends by measured time on this very device, fastest first.
         remarks: what the reader of the answer must know of this, such as where the times are from,
             or why a table of them was left aside.
@@ -66,13 +70,28 @@ class Policy:
     required: str | None = None
     backend: str | None = None
     source: str = "argument"
+    prefer: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take "auto", in any case, for no name."""
+        """Take "auto", in any case, for no name.
+
+        Raises:
+            InvalidInputError: a library is preferred and avoided, or names are no tuple.
+        """
         if self.backend is not None and self.backend.lower() == "auto":
             object.__setattr__(self, "backend", None)
+        for field_name in ("prefer", "avoid"):
+            names = getattr(self, field_name)
+            if not isinstance(names, tuple):
+                raise InvalidInputError.for_argument(field_name, repr(names), "a tuple of names")
+        both = sorted(set(self.prefer) & set(self.avoid))
+        if both:
+            raise InvalidInputError.for_argument(
+                "prefer", ", ".join(both), "libraries that are not avoided as well"
+            )
 
     def named(self) -> tuple[str | None, DecidedBy]:
         """Return the name that binds, and whose it is; None leaves the choice."""
@@ -95,6 +114,7 @@ class Verdict:
         reasons: why it was rejected.
         detail: why it is unavailable or unknown, in the library's own words.
         slow_features: what the request asks for and only its slow path serves.
+        is_preferred: it runs on a library that the policy prefers.
         needs_probe: libraries that must be probed first.
         kv_layout: the cache layout that it would get.
         block_size: the block size that it would get.
@@ -107,14 +127,20 @@ class Verdict:
     reasons: tuple[Reason, ...] = ()
     detail: str = ""
     slow_features: tuple[str, ...] = ()
+    is_preferred: bool = False
     needs_probe: tuple[str, ...] = ()
     kv_layout: KVCacheLayout | None = None
     block_size: int | None = None
 
     @property
-    def rank(self) -> tuple[bool, int]:
+    def is_promoted(self) -> bool:
+        """Whether the policy's preference puts it first: only where it needs no slow path."""
+        return self.is_preferred and not self.slow_features and self.priority is not None
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
         """Its place for "auto", the least first: a slow path comes after all that need none."""
-        return (bool(self.slow_features), -(self.priority or 0))
+        return (not self.is_promoted, bool(self.slow_features), -(self.priority or 0))
 
     def steps(self) -> tuple[str, ...]:
         """Say what it would take to get this backend; nothing where it was chosen."""
@@ -142,6 +168,8 @@ class Verdict:
         parts = [f"{rank}: {self.provenance}" if self.provenance else rank]
         if self.slow_features:
             parts.append(f"slow path for {', '.join(self.slow_features)}")
+        if self.is_promoted:
+            parts.append("preferred by the policy")
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,6 +182,7 @@ class Verdict:
             "reasons": [reason.to_dict() for reason in self.reasons],
             "detail": self.detail,
             "slow_features": list(self.slow_features),
+            "is_preferred": self.is_preferred,
             "needs_probe": list(self.needs_probe),
             "kv_layout": None if self.kv_layout is None else str(self.kv_layout),
             "block_size": self.block_size,
@@ -257,6 +286,10 @@ class Selection:
             )
         if self.decided_by is DecidedBy.USER:
             notes.append(f"{self.policy.backend} was named by {self.policy.source}")
+        if self.policy.prefer:
+            notes.append(f"the policy prefers {', '.join(self.policy.prefer)}")
+        if self.policy.avoid:
+            notes.append(f"the policy avoids {', '.join(self.policy.avoid)}")
         if self.decided_by is DecidedBy.MODEL and self.policy.backend not in (None, self.chosen):
             notes.append(
                 f"{self.policy.backend} was named by {self.policy.source}, and is overruled: the "
@@ -322,13 +355,17 @@ def best_of(
 ) -> tuple[Verdict | None, DecidedBy]:
     """Return the verdict that "auto" takes among usable ones, and who decides so.
 
-    The one measured fastest, else the highest ranked; those without a rank are left out.
+    The one measured fastest, else the highest ranked; those without a rank are left out, and where
+    the policy prefers some, all others.
     """
     ranked = {v.name: v for v in verdicts if v.priority is not None}
+    promoted = {name: v for name, v in ranked.items() if v.is_promoted}
+    among = promoted or ranked
     for name in measured:
-        if name in ranked:
-            return ranked[name], DecidedBy.MEASURED
-    return min(ranked.values(), key=lambda verdict: verdict.rank, default=None), DecidedBy.DEFAULT
+        if name in among:
+            return among[name], DecidedBy.PREFERENCE if promoted else DecidedBy.MEASURED
+    best = min(among.values(), key=lambda verdict: verdict.rank, default=None)
+    return best, DecidedBy.PREFERENCE if promoted else DecidedBy.DEFAULT
 
 
 def _way_to(verdict: Verdict) -> str:

@@ -171,11 +171,12 @@ class Selector:
                 )
             except AttnError as refusal:
                 raise refusal from failure
-            failure = None if device.is_simulated else _load_failure(selection, inventory)
+            seen = inventory.without(policy.avoid)
+            failure = None if device.is_simulated else _load_failure(selection, seen)
             if failure is None:
                 self.cache.keep(selection, inventory, self.registry)
                 return selection
-            broken = _what_broke(failure, selection.backend_cls, inventory)
+            broken = _what_broke(failure, selection.backend_cls, seen)
             self._remember(device, inventory.with_broken(broken, failure))
 
     def _probed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from attn_shared._plugins import BackendKind
@@ -78,11 +79,22 @@ def judge(
     inventory: Inventory,
     registry: BackendRegistry,
     kind: BackendKind = "attention",
+    *,
+    prefer: Collection[str] = (),
 ) -> Verdict:
     """Return the verdict on one candidate; whatever is wrong with it stays its own affair.
 
     A device that it does not run on is said before a library that is missing: installing that one
     would not help.
+
+    Args:
+        candidate: who is judged.
+        request: what is asked.
+        device: where it would run.
+        inventory: what is installed there.
+        registry: where its class is found.
+        kind: what sort of backend the candidate is.
+        prefer: libraries that the policy prefers.
     """
     try:
         backend: type[AttentionBackend] | type[MLAPrefill] = registry.load(candidate.name, kind)
@@ -94,9 +106,11 @@ def judge(
         capability = backend.capability(device, inventory)
         if missing and capability.admits(device):
             return _unavailable(candidate, missing)
-        return _judge_capability(candidate, capability, request, device, inventory)
+        verdict = _judge_capability(candidate, capability, request, device, inventory)
     except Exception as error:  # noqa: BLE001
         return _unavailable(candidate, missing or f"its capability raised {own_words(error)}")
+    preferred = [name for name in backend.vendor_libraries if name in prefer]
+    return replace(verdict, is_preferred=any(inventory.get(name).is_usable for name in preferred))
 
 
 def entry_name(backend: type[AttentionBackend] | type[MLAPrefill]) -> str:

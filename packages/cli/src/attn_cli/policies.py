@@ -63,14 +63,30 @@ def resolver(
     def resolve(request: AttentionRequest) -> Selection:
         if named.flash_attn_version is not None and request.flash_attn_version is None:
             request = request.with_options(flash_attn_version=named.flash_attn_version)
-        return DEFAULT_SELECTOR.resolve(request, place, _foreign_policy(named, request, place))
+        policy = _with_libraries(_foreign_policy(named, request, place), flags)
+        return DEFAULT_SELECTOR.resolve(request, place, policy)
 
     return resolve
 
 
 def _policy(flags: RequestFlags, settings: Settings) -> Policy:
     policy = settings.policy(flags.backend)
-    return policy if flags.backend is None else replace(policy, source="option --backend")
+    if flags.backend is not None:
+        policy = replace(policy, source="option --backend")
+    return _with_libraries(policy, flags)
+
+
+def _with_libraries(policy: Policy, flags: RequestFlags) -> Policy:
+    """Return the policy with what --prefer and --avoid name.
+
+    Raises:
+        InvalidInputError: one library is in both.
+    """
+    return replace(policy, prefer=_names(flags.prefer), avoid=_names(flags.avoid))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in (text or "").split(","))))
 
 
 def _unchanged(policy: Policy) -> Callable[[AttentionRequest], Policy]:

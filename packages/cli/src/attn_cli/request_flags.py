@@ -90,6 +90,19 @@ class RequestFlags:
             "ORIGIN:NAME",
         ),
     ] = None
+    prefer: Annotated[
+        str | None,
+        _where.word(
+            "--prefer",
+            "Vendor libraries whose backends come first where they serve the request without a "
+            "slow path: aiter, or several with commas.",
+            "LIBRARY",
+        ),
+    ] = None
+    avoid: Annotated[
+        str | None,
+        _where.word("--avoid", "Vendor libraries to leave aside, as if not installed.", "LIBRARY"),
+    ] = None
     untuned: Annotated[
         bool, _where.flag("--untuned", "Leave aside what `attn tune` measured on this device.")
     ] = False

@@ -99,6 +99,10 @@ def test_full_gives_the_request_and_each_reason_whole() -> None:
         ),
         ({"decided_by": DecidedBy.MODEL}, "decided by the model's requirement"),
         ({"decided_by": DecidedBy.MEASURED}, "decided by measurement on this device"),
+        (
+            {"decided_by": DecidedBy.PREFERENCE, "policy": Policy(prefer=("fast",))},
+            "decided by preference of fast",
+        ),
         ({"block_size": None}, "no cache, decided by"),
         ({"chosen": None, "verdicts": VERDICTS[1:]}, "No backend on NVIDIA H200 (sm_90)"),
     ],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from attn_shared.alignment import dense_rows
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
 from attn_shared.checked import check_metadata
 from attn_shared.errors import MetadataError, UnsupportedOptionError
@@ -56,6 +57,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
     """
 
     supports_update_block_table = True
+    backend_name: ClassVar[str] = NAME
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         shared = ("attn_type", "num_heads", "num_kv_heads", "head_size", "head_size_v", "dtype")
         self._layer = require_uniform(layers, shared)
         for layer in layers.values():
-            require_served(NAME, CAPABILITY, layer)
+            require_served(self.backend_name, CAPABILITY, layer)
         self._is_cache_free = self._layer.attn_type in CACHE_FREE
         self._distinct = {visibility_of(layer): layer for layer in layers.values()}
         self._planner = Planner(
@@ -177,13 +179,13 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         if self._is_cache_free:
             raise UnsupportedOptionError("layers without a cache have no block table.")
         self._check_device("block_table", block_table)
-        return replace(metadata, block_table=_dense_rows(block_table))
+        return replace(metadata, block_table=dense_rows(block_table))
 
     def _check(self, common_prefix_len: int, common: CommonAttentionMetadata) -> None:
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec)
         for layer in self._distinct.values():
-            require_batch_served(NAME, CAPABILITY, layer, common, common_prefix_len)
+            require_batch_served(self.backend_name, CAPABILITY, layer, common, common_prefix_len)
         self._check_device("query_start_loc", common.query_start_loc)
 
     def _check_device(self, name: str, tensor: Tensor) -> None:
@@ -198,7 +200,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         if self._layer.attn_type is AttentionType.DECODER:
             causal = int(common.causal) if isinstance(common.causal, bool) else 2
             flags = common.causal.view(torch.uint8) if causal == 2 else None  # type: ignore[union-attr]
-        table = None if self._is_cache_free else _dense_rows(require_block_table(common))
+        table = None if self._is_cache_free else dense_rows(require_block_table(common))
         return {
             "query_start_loc": common.query_start_loc,
             "key_lens": self._key_lens(common),
@@ -384,8 +386,3 @@ def _planning(
         "BLOCK_B": block,
     }
     return AlignedLaunch(Launcher(plan_step, constants, num_warps=4))
-
-
-def _dense_rows(table: Tensor) -> Tensor:
-    """Return the table with neighbouring columns beside each other."""
-    return table if table.stride(1) == 1 or table.shape[1] <= 1 else table.contiguous()

@@ -10,34 +10,10 @@ from torch import Tensor
 from attn_cuda._fa_providers import Provider
 from attn_shared.quantization import quantize_fp8
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "Descales",
-    "Sinks",
-    "aligned",
-    "is_aligned",
-    "without_positive_infinity",
-]
-
-ALIGNMENT_BYTES = 16
-"""What kernels load and store at once."""
+__all__ = ["Descales", "Sinks", "without_positive_infinity"]
 
 _E4M3_MAX = 448.0
 _MOST_FACTORS = 256
-
-
-def is_aligned(rows: Tensor) -> bool:
-    """Whether kernels can load and store rows (T, H, D), 16 bytes at a time."""
-    if rows.is_contiguous():  # heads are multiples of 16 bytes
-        return not rows.data_ptr() % ALIGNMENT_BYTES
-    outer, inner, last = rows.stride()
-    step = rows.element_size()
-    return last == 1 and not (rows.data_ptr() | outer * step | inner * step) % ALIGNMENT_BYTES
-
-
-def aligned(rows: Tensor) -> Tensor:
-    """Return rows (T, H, D) that kernels can load; a copy only where need be."""
-    return rows if is_aligned(rows) else rows.clone(memory_format=torch.contiguous_format)
 
 
 def without_positive_infinity(lse: Tensor) -> Tensor:

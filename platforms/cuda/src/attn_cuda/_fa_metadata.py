@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_buffers import Buffers
 from attn_cuda._fa_calls import schedule
 from attn_cuda._fa_capability import NAME
 from attn_cuda._fa_keyless import with_keys
@@ -24,6 +23,7 @@ from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionType
 from attn_shared.served import require_batch_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
+from attn_shared.step_buffers import Buffers
 
 __all__ = ["CACHE_FREE", "FlashAttnMetadata", "FlashAttnMetadataBuilder"]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from attn_shared.keyless import Keyless
 from attn_shared.request import Window
-
-if TYPE_CHECKING:
-    from attn_cuda._fa_keyless import Keyless
 
 __all__ = ["Call", "Extras", "KeyStep", "sides"]
 

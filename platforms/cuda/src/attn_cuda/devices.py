@@ -133,6 +133,7 @@ def facts_of(gpu: Gpu, *, index: int | None, notes: tuple[str, ...]) -> DeviceFa
         memory_bytes=gpu.memory_bytes,
         compute_units=gpu.compute_units,
         shared_memory_bytes=arch.shared_memory_bytes,
+        wave_size=arch.wave_size,
         index=index,
         uuid=gpu.uuid,
         notes=notes,

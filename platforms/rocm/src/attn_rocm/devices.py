@@ -63,6 +63,7 @@ def _torch_device(index: int) -> DeviceFacts:
         memory_bytes=properties.total_memory,
         compute_units=units,
         shared_memory_bytes=arch.shared_memory_bytes,
+        wave_size=getattr(properties, "warp_size", None) or arch.wave_size,
         index=index,
         notes=tuple(notes),
     )
@@ -163,6 +164,7 @@ def facts_of(
         memory_bytes=gpu.memory_bytes,
         compute_units=gpu.compute_units,
         shared_memory_bytes=gpu.lds_bytes or arch.shared_memory_bytes,
+        wave_size=gpu.wavefront or arch.wave_size,
         index=index,
         uuid=gpu.uuid,
         notes=notes,

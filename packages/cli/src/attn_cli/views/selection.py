@@ -98,6 +98,8 @@ def _decider(selection: Selection) -> str:
             return f"the user ({selection.policy.source})"
         case DecidedBy.MODEL:
             return "the model's requirement"
+        case DecidedBy.PREFERENCE:
+            return f"preference of {', '.join(selection.policy.prefer)}"
         case DecidedBy.MEASURED:
             return "measurement on this device"
         case DecidedBy.DEFAULT:
@@ -165,5 +167,7 @@ def _own_words(verdict: Verdict) -> Iterator[Text]:
         yield Text(verdict.detail)
     if verdict.slow_features:
         yield Text(f"slow path for: {', '.join(verdict.slow_features)}")
+    if verdict.is_promoted:
+        yield Text("preferred by the policy")
     if verdict.priority is None:
         yield Text("by name only")

@@ -11,20 +11,13 @@ from torch import Tensor
 from attn_cuda import _fa_loaded
 from attn_cuda._fa_calls import kernel_for, load
 from attn_cuda._fa_capability import NAME, NAME_DIFFKV, capability_diffkv, capability_on
-from attn_cuda._fa_edges import (
-    ALIGNMENT_BYTES,
-    Descales,
-    Sinks,
-    aligned,
-    is_aligned,
-    without_positive_infinity,
-)
+from attn_cuda._fa_edges import Descales, Sinks, without_positive_infinity
 from attn_cuda._fa_metadata import CACHE_FREE, FlashAttnMetadata, FlashAttnMetadataBuilder
-from attn_cuda._fa_portable import portable_for
 from attn_cuda._fa_providers import LIBRARIES
 from attn_cuda._fa_step import Extras, KeyStep
-from attn_cuda._fa_views import Views
+from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
+from attn_shared.cache_views import Views
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
@@ -37,6 +30,7 @@ from attn_shared.errors import (
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
+from attn_triton.portable import portable_for
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from attn_cuda._fa_views import Views
+from attn_shared.cache_views import Views
 
 
 def test_views_of_the_last_cache_are_kept() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attn_cuda._fa_buffers import Buffers
+from attn_shared.step_buffers import Buffers
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""What runs beside FlashAttention: cache writes and merges, by Triton on a GPU, else by torch."""
+"""What runs beside vendors' kernels: cache writes and merges, by Triton on a GPU, else by torch."""
 
 from __future__ import annotations
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fa_testing import H200
 
-from attn_cuda._fa_portable import portable_for
+from attn_shared.device import preset
 from attn_shared.kv_write import write_kv
 from attn_shared.merge import merge_attn_states
+from attn_triton.portable import portable_for
 
+H200 = preset("h200")
 HERE = replace(H200, is_simulated=False)
 
 
