@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from attn_conformance.stubs.checks import (
 )
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
+from attn_shared.reference import ReferenceResult
 
-__all__ = ["PlanRoles", "PlannedWrapper"]
+__all__ = ["Plan", "PlanRoles", "PlannedWrapper", "check_computed", "with_signature"]
 
 Arguments = Mapping[str, Any]
 
@@ -66,6 +67,9 @@ class PlannedWrapper:
         limits: the tensors it takes.
         lse: how it writes the LSE, where `run` has no say.
         tuning: parameters that change the speed and not the answer.
+        buffers: parameter of `plan` -> that of the constructor which brings the tensor that a
+            captured graph reads it from.
+        drops: parameters of `run` that it accepts and does not use.
     """
 
     name: str
@@ -76,6 +80,8 @@ class PlannedWrapper:
     limits: Limits
     lse: LseForm
     tuning: frozenset[str] = frozenset()
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
 
     def function(self, recorder: Recorder) -> type[Any]:
         """Return what stands for the class; calls of its methods go to the recorder."""
@@ -86,8 +92,8 @@ class PlannedWrapper:
             self._plan = None
 
         def plan(self: Any, *arguments: Any, **keywords: Any) -> None:
-            given = recorder.record(wrapper.plan, arguments, keywords)
-            self._plan = Plan.of(wrapper, {**self._init, **given})
+            given = {**self._init, **recorder.record(wrapper.plan, arguments, keywords)}
+            self._plan = Plan.of(wrapper, _buffered(wrapper, given))
 
         def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
             given = recorder.record(wrapper.run, arguments, keywords)
@@ -96,14 +102,15 @@ class PlannedWrapper:
             return self._plan.answer(given)
 
         methods = {
-            "__init__": _with_signature(init, self.init),
-            "plan": _with_signature(plan, self.plan),
-            "run": _with_signature(run, self.run),
+            "__init__": with_signature(init, self.init),
+            "plan": with_signature(plan, self.plan),
+            "run": with_signature(run, self.run),
         }
         return type(self.name, (), methods)
 
 
-def _with_signature(method: Callable[..., Any], own: VendorSignature) -> Callable[..., Any]:
+def with_signature(method: Callable[..., Any], own: VendorSignature) -> Callable[..., Any]:
+    """Let a method show the parameters of a vendor's."""
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [first, *own.signature.parameters.values()]
     method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -131,7 +138,7 @@ class Plan:
     @classmethod
     def of(cls, wrapper: PlannedWrapper, arguments: Arguments) -> Plan:
         """Check the arguments of `plan`, and turn pages in a row into a table."""
-        _check_computed(wrapper.plan, arguments, wrapper.tuning | _PLANNED)
+        check_computed(wrapper.plan, arguments, wrapper.tuning | _PLANNED)
         roles, name = wrapper.roles, wrapper.plan.name
         starts = arguments[roles.page_starts]
         check_indices(name, roles.page_starts, starts, (None,))
@@ -155,18 +162,23 @@ class Plan:
 
     def answer(self, arguments: Arguments) -> Any:
         """Hold `run` to the plan, and compute."""
-        _check_computed(self.wrapper.run, arguments, self.wrapper.tuning | _RUN)
         name = self.wrapper.run.name
-        refuse_unless(not arguments.get("args"), name, "takes no more positional arguments")
-        call = self._kernel_call(arguments)
-        check_kernel_call(name, call, self.wrapper.limits)
-        self._check_plan(call)
-        result = call.attend()
+        call, result = self.attend(arguments)
         output = _delivered(name, "out", arguments.get("out"), result.output.to(call.output_dtype))
         if not arguments.get("return_lse"):
             return output
         lse = call.lse(result, self._lse_form(arguments))
         return output, _delivered(name, "lse", arguments.get("lse"), lse)
+
+    def attend(self, arguments: Arguments) -> tuple[KernelCall, ReferenceResult]:
+        """Return what the kernel was handed, and the exact answer."""
+        check_computed(self.wrapper.run, arguments, self.wrapper.tuning | _RUN)
+        name = self.wrapper.run.name
+        refuse_unless(not arguments.get("args"), name, "takes no more positional arguments")
+        call = self._kernel_call(arguments)
+        check_kernel_call(name, call, self.wrapper.limits)
+        self._check_plan(call)
+        return call, call.attend()
 
     def _kernel_call(self, arguments: Arguments) -> KernelCall:
         planned, query = self.arguments, arguments["q"]
@@ -188,7 +200,7 @@ class Plan:
             is_causal=self._is_causal,
             window=(None if left < 0 else int(left), None),
             softcap=cap or None,
-            sinks=arguments.get("sinks"),
+            sinks=None if "sinks" in self.wrapper.drops else arguments.get("sinks"),
             descales=(descales[0], descales[1], descales[2]),
         )
         return call if call.key.dtype.itemsize == 1 else _folded(call)
@@ -259,9 +271,25 @@ _RUN = frozenset(
 )
 
 
-def _check_computed(
-    signature: VendorSignature, arguments: Arguments, known: frozenset[str]
-) -> None:
+def _buffered(wrapper: PlannedWrapper, arguments: Arguments) -> Arguments:
+    """Put the arguments of `plan` into the buffers of a wrapper for graphs, and read them there."""
+    if not arguments.get("use_cuda_graph"):
+        return arguments
+    roles, name, found = wrapper.roles, wrapper.plan.name, dict(arguments)
+    for parameter, buffer in wrapper.buffers.items():
+        kept, given = arguments[buffer], arguments[parameter]
+        if not isinstance(kept, Tensor):
+            raise ValueError(f"{buffer} should be a torch.Tensor in cudagraph mode")
+        fits = len(given) <= len(kept) if parameter == roles.pages else len(given) == len(kept)
+        if not fits:
+            raise ValueError(f"{name}: {parameter} has {len(given)} entries, {buffer} {len(kept)}")
+        kept[: len(given)].copy_(given)
+        found[parameter] = kept[: len(given)].clone()
+    return found
+
+
+def check_computed(signature: VendorSignature, arguments: Arguments, known: frozenset[str]) -> None:
+    """Refuse a parameter that is not at its default and that the stub does not compute."""
     for name, default in signature.defaults.items():
         value = arguments[name]
         is_same = value is default if isinstance(value, Tensor) else bool(value == default)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+from attn_cuda.toolkit import find_toolkit
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
     build_flags,
@@ -14,7 +17,7 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "probe"]
+__all__ = ["SPEC", "probe", "trtllm_call", "wrapper"]
 
 SPEC = VendorSpec(
     name="flashinfer",
@@ -28,7 +31,9 @@ _WRAPPERS = {
     "prefill": "BatchPrefillWithPagedKVCacheWrapper",
     "ragged": "BatchPrefillWithRaggedKVCacheWrapper",
     "decode": "BatchDecodeWithPagedKVCacheWrapper",
+    "cascade": "MultiLevelCascadeAttentionWrapper",
 }
+_TOO_OLD = "too old; pip install -U flashinfer-python"
 _FUNCTIONS = ("trtllm_batch_context_with_kv_cache", "trtllm_batch_decode_with_kv_cache")
 
 _OPTIONAL = (
@@ -44,10 +49,12 @@ def probe() -> VendorBuild:
         ImportError: with the library's own words, or naming what is missing.
     """
     library = import_library("flashinfer")
+    toolkit = find_toolkit(os.environ)
     return VendorBuild(
         version=installed_version(SPEC.distributions),
         flags=build_flags(
             {
+                "compiler": toolkit is not None and toolkit.has_compiler,
                 "cubins": installed_version(["flashinfer-cubin"]),
                 "jit_cache": installed_version(["flashinfer-jit-cache"]),
             }
@@ -57,12 +64,40 @@ def probe() -> VendorBuild:
     )
 
 
+def wrapper(short: str) -> Any:
+    """Return one of its planned classes.
+
+    Args:
+        short: "prefill", "ragged", "decode" or "cascade".
+
+    Raises:
+        ImportError: the library does not load, or has none.
+    """
+    return require(import_library("flashinfer"), _WRAPPERS[short], _TOO_OLD)
+
+
+def trtllm_call(phase: str) -> Callable[..., Any]:
+    """Return the call that runs trtllm-gen and XQA.
+
+    Args:
+        phase: "context" or "decode".
+
+    Raises:
+        ImportError: the library does not load, or has none.
+    """
+    library, name = import_library("flashinfer"), f"trtllm_batch_{phase}_with_kv_cache"
+    found = getattr(library, name, None) or _in_submodules(library, name)
+    if found is None:
+        raise ImportError(f"flashinfer has no {name}: {_TOO_OLD}")
+    return found
+
+
 def _calls(library: ModuleType) -> dict[str, Callable[..., object] | None]:
     calls: dict[str, Callable[..., object] | None] = {}
     for short, name in _WRAPPERS.items():
-        wrapper = require(library, name, "too old; pip install -U flashinfer-python")
-        calls[f"{short}.plan"] = wrapper.plan
-        calls[f"{short}.run"] = wrapper.run
+        planned = require(library, name, _TOO_OLD)
+        calls[f"{short}.plan"] = planned.plan
+        calls[f"{short}.run"] = planned.run
     for name in _FUNCTIONS:
         # In some releases only their modules have them, not the package.
         calls[name] = getattr(library, name, None) or _in_submodules(library, name)

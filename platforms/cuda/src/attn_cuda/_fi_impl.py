@@ -1,0 +1,155 @@
+"""What runs one layer on FlashInfer, whichever of its kernels the step's parts are of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attn_cuda import _fi_loaded
+from attn_cuda._fa_edges import ALIGNMENT_BYTES, aligned, is_aligned
+from attn_cuda._fa_portable import portable_for
+from attn_cuda._fa_views import Views
+from attn_cuda._fi_capability import NAME, capability_on
+from attn_cuda._fi_key import Call, plan_key
+from attn_cuda._fi_metadata import FlashInferMetadata
+from attn_cuda._fi_scales import Scales
+from attn_shared.backend import AttentionImpl, AttentionLayer
+from attn_shared.call_checks import CallChecker
+from attn_shared.capability import Capability
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.kv_cache import AttentionSpec
+from attn_shared.served import require_served
+from attn_shared.spec import LayerSpec
+
+__all__ = ["FlashInferImpl"]
+
+
+class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
+    """Runs one layer by the plans of its group."""
+
+    can_return_lse = True
+    backend_name: ClassVar[str] = NAME
+
+    def __init__(self, spec: LayerSpec) -> None:
+        """Keep what every call needs.
+
+        Raises:
+            InvalidRequestError: a value that no backend may accept.
+            UnsupportedOptionError: the layer is not served.
+            VendorMissingError: the process has loaded no FlashInfer.
+        """
+        super().__init__(spec)
+        loaded = _fi_loaded.loaded(self.backend_name)
+        require_served(self.backend_name, self._capability_of(loaded), spec)
+        _require_addressable(self.backend_name, spec)
+        self._key = plan_key(spec)
+        self._checker = CallChecker(spec)
+        # Kernels take the largest logit before they scale, so that a scale must be positive.
+        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        self.write_kv = portable_for(loaded.device).write_kv
+        self._is_head_major = self._key.layout is KVCacheLayout.HND
+        self._scales = Scales(self.backend_name) if self._key.is_fp8 else None
+        self._views = Views()
+
+    @staticmethod
+    def _capability_of(loaded: _fi_loaded.Loaded) -> Capability:
+        return capability_on(loaded.device, loaded.inventory)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        metadata: FlashInferMetadata,
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Attend, and return the output; see `AttentionImpl.forward`.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the metadata.
+            UnsupportedOptionError: the layer object carries an option that it was not built with,
+                or an LSE is asked for under a softcap.
+        """
+        self._check_metadata(metadata)
+        device = metadata.device
+        self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
+        self._checker.check_layer(layer, device)
+        self._checker.check_written_keys(key, value, device)
+        if lse is not None and self.spec.softcap is not None:
+            raise UnsupportedOptionError(
+                f"lse is given with softcap={self.spec.softcap}; allowed: None, for the kernels "
+                "approximate tanh.",
+                hint="select with needs_lse=True.",
+            )
+        cache = self._cache(kv_cache, device)
+        target = output
+        if target is None or not (target.is_contiguous() and is_aligned(target)):
+            target = query.new_empty(query.shape)
+        scales = (1.0, 1.0, 1.0) if self._scales is None else self._scales.of(layer)
+        call = Call(
+            query=aligned(query) if self._sign > 0 else query * self._sign,
+            cache=cache,
+            output=target,
+            lse=lse,
+            fresh=None if key is None or value is None else (key, value),
+            k_scale=scales[0],
+            v_scale=scales[1],
+            sinks=layer.sinks,
+            q_scale=scales[2],
+        )
+        for part in metadata.parts:
+            part.run(call)
+        if output is None or target is output:
+            return target
+        rows = metadata.num_actual_tokens
+        output[:rows].copy_(target[:rows])
+        return output
+
+    def _check_metadata(self, metadata: FlashInferMetadata) -> None:
+        hint = f"build it with a {self.backend_name} builder that was given this layer."
+        if not isinstance(metadata, FlashInferMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata", f"a {type(metadata).__name__}", "a FlashInferMetadata", hint=hint
+            )
+        if metadata.key is not self._key or metadata.backend != self.backend_name:
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"{metadata.backend} planned for {metadata.key}",
+                f"{self.backend_name} for {self._key}",
+                hint=hint,
+            )
+
+    def _cache(self, kv_cache: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return keys and values in the cache's own order, after checking the cache."""
+        if kv_cache is not None and kv_cache is self._views.cache():
+            return self._views.parts
+        cache, spec = self._checker.check_cache(kv_cache, device)
+        views = spec.split(cache)
+        parts = (views.key, views.value)
+        if self._is_head_major:
+            parts = (views.key.transpose(1, 2), views.value.transpose(1, 2))
+        self._views.keep(cache, parts)
+        return parts
+
+
+def _require_addressable(name: str, spec: LayerSpec) -> None:
+    """Refuse a cache that the kernels would read at wrong addresses, or in another flavour."""
+    cache = spec.kv_cache_spec
+    if not isinstance(cache, AttentionSpec):
+        return
+    if cache.page_size_bytes % ALIGNMENT_BYTES:
+        raise UnsupportedOptionError(
+            f"page_size_padded={cache.page_size_padded} is not served by {name}; allowed: a "
+            f"multiple of {ALIGNMENT_BYTES} bytes, which its kernels load at once."
+        )
+    if cache.dtype is torch.float8_e4m3fnuz:
+        raise UnsupportedOptionError(
+            f"a cache of {cache.dtype} is not served by {name}; allowed: torch.float8_e4m3fn."
+        )

@@ -1,0 +1,81 @@
+"""Block tables as FlashInfer reads them: the pages of all requests in one row, and their bounds.
+
+Counts come from the host's exact lengths, page numbers from the device's table; nothing here waits
+for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attn_shared.errors import MetadataError
+
+__all__ = ["Pages", "page_indices", "pages_of", "require_pages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages:
+    """How many pages each request has, on the host.
+
+    Attributes:
+        starts: (B + 1,) int32, prefix sums of the numbers of pages.
+        last_lens: (B,) int32, tokens in the last page; 0 for a request without keys.
+        seq_lens: (B,) int32.
+        count: pages of all requests.
+    """
+
+    starts: Tensor
+    last_lens: Tensor
+    seq_lens: Tensor
+    count: int
+
+
+def pages_of(seq_lens: Tensor, block_size: int) -> Pages:
+    """Return the pages of requests.
+
+    Args:
+        seq_lens: (B,) int32 on the host, exact.
+        block_size: tokens per page.
+    """
+    counts = (seq_lens + (block_size - 1)) // block_size
+    starts = torch.zeros(len(seq_lens) + 1, dtype=torch.int32)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+    last_lens = seq_lens - (counts - 1).clamp_(min=0) * block_size
+    return Pages(starts=starts, last_lens=last_lens, seq_lens=seq_lens, count=int(starts[-1]))
+
+
+def require_pages(seq_lens: Tensor, block_table: Tensor, block_size: int) -> None:
+    """Refuse lengths that need more pages than the table has.
+
+    Args:
+        seq_lens: (B,) int32 on the host.
+        block_table: (B, M).
+        block_size: tokens per page.
+
+    Raises:
+        MetadataError: names the longest request and what the table holds.
+    """
+    held = block_table.shape[1] * block_size
+    if len(seq_lens) and (longest := int(seq_lens.max())) > held:
+        raise MetadataError.for_argument(
+            f"seq_lens of request {int(seq_lens.argmax())}",
+            longest,
+            f"at most {held}, in {block_table.shape[1]} columns of {block_size} tokens",
+        )
+
+
+def page_indices(block_table: Tensor, pages: Pages) -> Tensor:
+    """Return the page numbers of all requests in a row, (pages.count,) int32 on the device.
+
+    Args:
+        block_table: (B, M) int32; entries past a request's pages are not read.
+        pages: of its B requests.
+    """
+    device = block_table.device
+    starts = pages.starts.to(device, non_blocking=True)
+    places = torch.arange(pages.count, dtype=torch.int32, device=device)
+    rows = torch.searchsorted(starts[1:], places, right=True)
+    return block_table[rows, places - starts[rows]]

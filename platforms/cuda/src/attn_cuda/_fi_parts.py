@@ -1,0 +1,163 @@
+"""The parts of a step: rows that one planned call of FlashInfer serves.
+
+Each writes its rows of output and LSE. The kernels' LSE is (T, Hq) of base 2; the contract's is
+(Hq, T) and natural.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attn_cuda._fa_edges import aligned
+from attn_cuda._fi_key import Call
+from attn_cuda._fi_wrappers import Lease
+
+__all__ = ["CascadePart", "FreshPart", "Part", "PlannedPart", "deliver_lse"]
+
+_LN2 = math.log(2.0)
+
+
+class Part(Protocol):
+    """Rows of a step."""
+
+    def run(self, call: Call) -> None:
+        """Write the rows of `call.output` and, where it is given, of `call.lse`."""
+
+
+def deliver_lse(target: Tensor, first: int, last: int, bits: Tensor) -> None:
+    """Write an LSE (rows, Hq) of base 2 into columns of one (Hq, T) of base e."""
+    torch.mul(bits.T, _LN2, out=target[:, first:last])
+
+
+def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
+    """Return rows; the tensor itself where they are all."""
+    return tensor if last - first == len(tensor) else tensor[first:last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedPart:
+    """Rows over pages.
+
+    Attributes:
+        lease: the wrapper, planned.
+        first, last: rows of the step, the last excluded.
+        keyless: (n,) int64: rows among them that see no key, which some kernels leave unwritten;
+            None where there are none.
+    """
+
+    lease: Lease
+    first: int
+    last: int
+    keyless: Tensor | None = None
+
+    def run(self, call: Call) -> None:
+        """Run the wrapper."""
+        planner = self.lease.planner
+        options: dict[str, Any] = {}
+        if call.k_scale != 1.0 or call.v_scale != 1.0:
+            options = {"k_scale": call.k_scale, "v_scale": call.v_scale}
+        if call.lse is not None:
+            options |= planner.run_options
+        output = rows_of(call.output, self.first, self.last)
+        found = planner.wrapper.run(
+            q=rows_of(call.query, self.first, self.last),
+            paged_kv_cache=call.cache,
+            out=output,
+            return_lse=call.lse is not None,
+            **options,
+        )
+        if call.lse is not None:
+            deliver_lse(call.lse, self.first, self.last, found[1])
+        if self.keyless is not None:
+            output.index_fill_(0, self.keyless, 0.0)
+            if call.lse is not None:
+                call.lse[:, self.first : self.last].index_fill_(1, self.keyless, -math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FreshPart:
+    """Rows whose keys are all new, read as they come with the call and not from pages.
+
+    Attributes:
+        lease: the ragged wrapper, planned.
+        first, last: rows of the step, the last excluded.
+        paged: makes the part over pages, for a layer whose call brings no keys.
+    """
+
+    lease: Lease
+    first: int
+    last: int
+    paged: Callable[[], PlannedPart]
+
+    def run(self, call: Call) -> None:
+        """Run the wrapper."""
+        if call.fresh is None:
+            self.paged().run(call)
+            return
+        planner = self.lease.planner
+        key, value = (aligned(rows_of(rows, self.first, self.last)) for rows in call.fresh)
+        found = planner.wrapper.run(
+            q=rows_of(call.query, self.first, self.last),
+            k=key,
+            v=value,
+            out=rows_of(call.output, self.first, self.last),
+            return_lse=call.lse is not None,
+            **(planner.run_options if call.lse is not None else {}),
+        )
+        if call.lse is not None:
+            deliver_lse(call.lse, self.first, self.last, found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CascadePart:
+    """All rows over a shared prefix, and each over what follows it.
+
+    Attributes:
+        lease: the wrapper of two levels, planned.
+        num_tokens: rows.
+        apart: makes the two levels as parts of their own, where the LSE or scales are asked for,
+            which the wrapper of two levels does not give.
+        merge: as `attn_shared.merge.merge_attn_states`.
+    """
+
+    lease: Lease
+    num_tokens: int
+    apart: Callable[[], tuple[PlannedPart, PlannedPart]]
+    merge: Callable[..., tuple[Tensor, Tensor]]
+
+    def run(self, call: Call) -> None:
+        """Run the levels and merge them."""
+        output = rows_of(call.output, 0, self.num_tokens)
+        if call.lse is None and call.k_scale == call.v_scale == 1.0:
+            query = rows_of(call.query, 0, self.num_tokens)
+            wrapper = self.lease.planner.wrapper
+            output.copy_(wrapper.run(q=query, paged_kv_cache=call.cache))
+            return
+        sides = [self._side(part, call, output) for part in self.apart()]
+        merged, lse = self.merge(*sides[0], *sides[1])
+        output.copy_(merged)
+        if call.lse is not None:
+            call.lse[:, : self.num_tokens].copy_(lse)
+
+    def _side(self, part: PlannedPart, call: Call, like: Tensor) -> tuple[Tensor, Tensor]:
+        output = torch.empty_like(like)
+        lse = output.new_empty((output.shape[1], output.shape[0]), dtype=torch.float32)
+        part.run(
+            Call(
+                query=call.query,
+                cache=call.cache,
+                output=output,
+                lse=lse,
+                fresh=None,
+                k_scale=call.k_scale,
+                v_scale=call.v_scale,
+                sinks=None,
+            )
+        )
+        return output, lse

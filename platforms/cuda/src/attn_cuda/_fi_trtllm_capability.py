@@ -1,0 +1,113 @@
+"""What FLASHINFER_TRTLLM can do on a device: XQA's decode on Hopper, trtllm-gen on Blackwell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attn_cuda._fi_capability import capability_on
+from attn_cuda._fi_loaded import LIBRARY
+from attn_shared.capability import Capability, DeviceLimit, MultipleOf, Reason, Rule, Support
+from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.dtypes import KVCacheLayout
+from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.request import AttentionRequest
+
+__all__ = ["NAME_TRTLLM", "capability_trtllm"]
+
+NAME_TRTLLM = "FLASHINFER_TRTLLM"
+
+_XQA_PAGES = (16, 32, 64, 128)
+_GEN_PAGES = (16, 32, 64)
+_GEN_PAGES_GROUPED = (128, 256, 512, 1024)
+
+
+def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
+    """Return FLASHINFER_TRTLLM's capability.
+
+    On Hopper XQA decodes and FLASHINFER's own kernels prefill, so that a layer gets what both
+    have: no sinks, and no LSE. On Blackwell trtllm-gen serves both phases.
+    """
+    is_blackwell = device.capability is not None and device.capability.is_family(10)
+    own = capability_on(device, inventory)
+    formats = {"auto", "fp8", "fp8_e4m3"} | ({"nvfp4"} if is_blackwell else set())
+    layouts = (KVCacheLayout.HND, KVCacheLayout.NHD)
+    return replace(
+        own,
+        devices=(DeviceLimit(vendor=Vendor.NVIDIA, families=(9, 10)),),
+        kv_cache_dtypes=frozenset(formats),
+        block_sizes=(MultipleOf(16),),
+        max_block_size=1024 if is_blackwell else 128,
+        kv_layouts=layouts if is_blackwell else (KVCacheLayout.NHD, KVCacheLayout.HND),
+        softcap=Support.NO,
+        sinks=Support.YES if is_blackwell else Support.NO,
+        lse=Support.YES if is_blackwell else Support.NO,
+        dcp=Support.NO,
+        fp8_products=True,
+        rules=(
+            *(rule for rule in own.rules if rule.name != "flashinfer_softcap_lse"),
+            Rule(name="trtllm_page_size", check=_page_size),
+            Rule(name="trtllm_nvfp4", check=_nvfp4),
+            Rule(name="trtllm_non_causal_sinks", check=_non_causal_sinks),
+            _cubins_rule(inventory),
+        ),
+    )
+
+
+def _page_size(request: AttentionRequest, device: DeviceFacts) -> Reason | None:
+    """Hold a page to the sizes that kernels are compiled for: none is a multiple of another's."""
+    if request.block_size is None or device.capability is None:
+        return None
+    allowed = _XQA_PAGES
+    if device.capability.is_family(10):
+        is_grouped = request.num_heads > request.num_kv_heads
+        allowed = (*_GEN_PAGES, *(_GEN_PAGES_GROUPED if is_grouped else ()))
+    if request.block_size in allowed:
+        return None
+    return Reason(
+        code="block_size",
+        value=str(request.block_size),
+        allowed=", ".join(map(str, allowed)),
+        hint="pages of 128 and more need several query heads per kv head, on Blackwell",
+    )
+
+
+def _nvfp4(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Hold a cache of 4 bits to the layout in which its scales lie in a row, and to causal rows."""
+    if request.kv_cache_dtype != "nvfp4":
+        return None
+    if request.kv_layout not in (None, KVCacheLayout.HND):
+        return Reason(
+            code="kv_layout",
+            value=str(request.kv_layout),
+            allowed="HND with kv_cache_dtype nvfp4, whose scales lie in a row for each head",
+        )
+    if request.non_causal:
+        return Reason(code="non_causal", value="True", allowed="False with kv_cache_dtype nvfp4")
+    return None
+
+
+def _non_causal_sinks(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Refuse sinks for rows without a causal mask, which FLASHINFER's own kernels run."""
+    if not (request.has_sinks and request.non_causal):
+        return None
+    return Reason(code="sink", value="True", allowed="False without a causal mask")
+
+
+def _cubins_rule(inventory: Inventory) -> Rule:
+    """Return the rule of compiled kernels that are not here: nothing is fetched while serving."""
+    entry = inventory.get(LIBRARY)
+
+    def check(_request: AttentionRequest, device: DeviceFacts) -> Reason | None:
+        is_known = entry.status is VendorStatus.LOADED and entry.build is not None
+        if not is_known or device.capability is None or not device.capability.is_family(10):
+            return None
+        if entry.build is not None and entry.build.flag("cubins") != "unknown":
+            return None
+        return Reason(
+            code="cubins",
+            value="not installed",
+            allowed="the compiled trtllm-gen kernels of flashinfer-cubin",
+            hint="pip install flashinfer-cubin, of the same version as flashinfer-python",
+        )
+
+    return Rule(name="trtllm_cubins", check=check)

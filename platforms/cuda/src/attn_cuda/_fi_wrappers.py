@@ -1,0 +1,229 @@
+"""FlashInfer's planned wrappers: made once, lent to one step at a time, planned with care.
+
+`plan` fills a pinned buffer of the wrapper and copies it to the device while the host goes on, and
+overwrites what `run` reads. So a wrapper waits for its last copy before it is planned again, and is
+planned again only when nobody holds the step that it was planned for. All share one workspace,
+which holds nothing between two kernels.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_cuda._fi_key import PlanKey
+from attn_cuda._fi_loaded import Loaded
+from attn_cuda._vendor import flashinfer
+from attn_shared.workspace import Workspace
+
+__all__ = ["Lease", "Planner", "Wrappers", "uses_tensor_cores", "workspace_bytes"]
+
+_MIB = 2**20
+_LARGEST_TILE = 128  # rows of one program, of queries times heads of a group
+_DECODE_TILES = (16, 64, _LARGEST_TILE)
+_PROGRAMS_PER_UNIT = 2
+_USUAL_COMPUTE_UNITS = 132
+
+_LSE_ARGUMENTS = {"lse_base": "log2", "lse_layout": "NH"}
+_PLAIN_GROUPS = (1, 2, 3)
+
+_WORKSPACES: weakref.WeakValueDictionary[torch.device, Workspace] = weakref.WeakValueDictionary()
+
+
+def uses_tensor_cores(key: PlanKey) -> bool:
+    """Whether decode runs on tensor cores.
+
+    They read each key once for all heads of a group: measured on an H200 with 4 heads in a group,
+    1.5 times as fast from 32 requests on. The plain kernel has no groups but 1, 2, 3, 4 and 8, and
+    none for fp8 caches that pays.
+    """
+    return key.is_fp8 or key.group not in _PLAIN_GROUPS
+
+
+def workspace_bytes(key: PlanKey, num_compute_units: int, largest_capture: int = 0) -> int:
+    """Return the scratch memory that no plan exceeds.
+
+    Where keys are split, each program leaves float32 rows of output and one LSE. Without a graph
+    there are at most 2 programs per unit; a captured decode has a program per request as well.
+    (`PrefillPlan` of FlashInfer's scheduler.)
+
+    Args:
+        key: of the layers.
+        num_compute_units: of the device.
+        largest_capture: requests of the largest captured batch, 0 for none.
+    """
+    programs = max(1, _PROGRAMS_PER_UNIT * num_compute_units // key.num_kv_heads)
+    rows = programs * _LARGEST_TILE
+    if largest_capture:
+        tile = next((size for size in _DECODE_TILES if key.group <= size), _LARGEST_TILE)
+        tiles = -(-largest_capture * key.group // tile) + largest_capture - 1
+        rows = max(rows, max(programs, tiles) * tile)
+    num_bytes = 4 * key.num_heads * rows * (key.head_size + 1)
+    return (num_bytes // _MIB + 2) * _MIB
+
+
+def shared_workspace(device: torch.device) -> Workspace:
+    """Return the workspace of a device, which lives as long as somebody holds it."""
+    found = _WORKSPACES.get(device)
+    if found is None:
+        found = _WORKSPACES[device] = Workspace(device)
+    return found
+
+
+class Planner:
+    """One wrapper, and what must be waited for before it is planned again."""
+
+    def __init__(self, wrapper: Any, device: torch.device, run_options: dict[str, str]) -> None:
+        """Keep the wrapper.
+
+        Args:
+            wrapper: of the library.
+            device: where it runs.
+            run_options: further keywords of its `run`.
+        """
+        self.wrapper = wrapper
+        self.run_options = run_options
+        self._is_staged = False
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    def plan(self, **arguments: Any) -> None:
+        """Plan, after the last plan has left the pinned buffer."""
+        if self._copied is None:
+            self.wrapper.plan(**arguments)
+            return
+        if self._is_staged:
+            self._copied.synchronize()
+        self.wrapper.plan(**arguments)
+        self._copied.record()
+        self._is_staged = True
+
+
+class Lease:
+    """A planner in one step's hands; it goes back when the step is forgotten."""
+
+    __slots__ = ("_home", "planner")
+
+    def __init__(self, planner: Planner, home: list[Planner] | None) -> None:
+        """Hold a planner; without a home it is kept for good, as captured ones are."""
+        self.planner = planner
+        self._home = home
+
+    def __del__(self) -> None:
+        """Give the planner back."""
+        if self._home is not None:
+            self._home.append(self.planner)
+
+
+class Wrappers:
+    """The wrappers of one builder."""
+
+    def __init__(
+        self,
+        key: PlanKey,
+        device: torch.device,
+        loaded: Loaded,
+        workspace: Workspace | None = None,
+        largest_capture: int = 0,
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            key: what every plan has in common.
+            device: where they run.
+            loaded: which release.
+            workspace: scratch memory; None for that of the device.
+            largest_capture: requests of the largest captured batch, 0 for none.
+        """
+        self.key = key
+        self.device = device
+        self._loaded = loaded
+        units = loaded.device.compute_units or _USUAL_COMPUTE_UNITS
+        self._num_bytes = workspace_bytes(key, units, largest_capture)
+        self._largest_capture = largest_capture
+        self._workspace = workspace or shared_workspace(device)
+        self._idle: dict[str, list[Planner]] = {}
+        self._captured: dict[int, Planner] = {}
+        self._indices: Tensor | None = None
+
+    def decode(self) -> Lease:
+        """Return a wrapper for single queries."""
+        return self._lend("decode", self._decode_wrapper)
+
+    def prefill(self, kernels: str) -> Lease:
+        """Return a wrapper for queries over pages, by the kernels "fa2" or "fa3"."""
+        return self._lend(f"prefill {kernels}", lambda: self._rows_wrapper("prefill", kernels))
+
+    def ragged(self, kernels: str) -> Lease:
+        """Return a wrapper for queries over keys that come with the call."""
+        return self._lend(f"ragged {kernels}", lambda: self._rows_wrapper("ragged", kernels))
+
+    def cascade(self) -> Lease:
+        """Return a wrapper of two levels."""
+        return self._lend("cascade", self._cascade_wrapper)
+
+    def captured(self, size: int, most_pages: int) -> Lease:
+        """Return the one decode wrapper of a captured batch size, over buffers that stay.
+
+        All sizes share the buffer of page numbers, since each replay follows a plan of its own.
+
+        Args:
+            size: requests.
+            most_pages: of one request.
+        """
+        if size not in self._captured:
+            if self._indices is None:
+                self._indices = self._ints(self._largest_capture * most_pages)
+            wrapper = self._decode_wrapper(
+                use_cuda_graph=True,
+                paged_kv_indptr_buffer=self._ints(size + 1),
+                paged_kv_indices_buffer=self._indices,
+                paged_kv_last_page_len_buffer=self._ints(size),
+            )
+            self._captured[size] = Planner(wrapper, self.device, {})
+        return Lease(self._captured[size], None)
+
+    @property
+    def held_pages(self) -> int:
+        """Page numbers that captured batches have room for."""
+        return 0 if self._indices is None else len(self._indices)
+
+    def _lend(self, kind: str, make: Callable[[], Any]) -> Lease:
+        idle = self._idle.setdefault(kind, [])
+        planner = idle.pop() if idle else Planner(make(), self.device, self._run_options(kind))
+        return Lease(planner, idle)
+
+    def _run_options(self, kind: str) -> dict[str, str]:
+        """Return the base and order of the LSE, where a release lets them be chosen."""
+        name = kind.split()[0]
+        return {
+            argument: value
+            for argument, value in _LSE_ARGUMENTS.items()
+            if self._loaded.takes(f"{name}.run.{argument}")
+        }
+
+    def _decode_wrapper(self, **buffers: Any) -> Any:
+        on_tensor_cores = uses_tensor_cores(self.key)
+        return flashinfer.wrapper("decode")(
+            self._scratch(),
+            kv_layout=str(self.key.layout),
+            use_tensor_cores=on_tensor_cores,
+            backend="fa2" if on_tensor_cores else "auto",
+            **buffers,
+        )
+
+    def _rows_wrapper(self, short: str, kernels: str) -> Any:
+        layout = str(self.key.layout) if short == "prefill" else "NHD"  # new keys are token-major
+        return flashinfer.wrapper(short)(self._scratch(), kv_layout=layout, backend=kernels)
+
+    def _cascade_wrapper(self) -> Any:
+        return flashinfer.wrapper("cascade")(2, self._scratch(), kv_layout=str(self.key.layout))
+
+    def _scratch(self) -> Tensor:
+        return self._workspace.get(self._num_bytes)
+
+    def _ints(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self.device)

@@ -1,0 +1,66 @@
+"""FLASHINFER_TRTLLM: TensorRT-LLM's kernels inside FlashInfer, which read the block table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_cuda import _fi_loaded
+from attn_cuda._fi_impl import FlashInferImpl
+from attn_cuda._fi_loaded import LIBRARY
+from attn_cuda._fi_trtllm_capability import NAME_TRTLLM, capability_trtllm
+from attn_cuda._fi_trtllm_metadata import FlashInferTrtllmMetadataBuilder
+from attn_shared.backend import AttentionBackend
+from attn_shared.capability import Capability
+from attn_shared.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from attn_shared.inventory import Inventory
+
+__all__ = [
+    "FlashInferTrtllmBackend",
+    "FlashInferTrtllmImpl",
+    "FlashInferTrtllmMetadataBuilder",
+]
+
+
+class FlashInferTrtllmBackend(AttentionBackend):
+    """XQA for decode on Hopper, trtllm-gen for both phases on Blackwell."""
+
+    name = NAME_TRTLLM
+    attn_api = ">=1,<2"
+    vendor_libraries = (LIBRARY,)
+    description = "FlashInfer: TensorRT-LLM's kernels, trtllm-gen on Blackwell, XQA on Hopper"
+
+    @classmethod
+    def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
+        """Return what these kernels can do on the device."""
+        return capability_trtllm(device, inventory)
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashInferTrtllmImpl]:
+        """Return the class that runs one layer."""
+        return FlashInferTrtllmImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashInferTrtllmMetadataBuilder]:
+        """Return the class that prepares each step."""
+        return FlashInferTrtllmMetadataBuilder
+
+    @classmethod
+    def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:
+        """Import the library, and note for which device.
+
+        Raises:
+            VendorMissingError: it does not load, in its own words.
+        """
+        _fi_loaded.load(device, inventory)
+
+
+class FlashInferTrtllmImpl(FlashInferImpl):
+    """Runs one layer, as FLASHINFER's does; the step's parts know their kernels."""
+
+    backend_name: ClassVar[str] = NAME_TRTLLM
+
+    @staticmethod
+    def _capability_of(loaded: _fi_loaded.Loaded) -> Capability:
+        return capability_trtllm(loaded.device, loaded.inventory)
