@@ -58,9 +58,29 @@ def compare_fa_version() -> Iterator[Difference]:
 
 
 def compare_trtllm() -> Iterator[Difference]:
-    """Whether FlashInfer runs its trtllm-gen kernels; attn has neither of the two yet."""
+    """Whether a phase runs on FlashInfer's trtllm-gen or XQA kernels, and whether it could."""
+    from attn_cuda._fi_trtllm import DECODE, PREFILL, TrtllmCase, can_use_trtllm, use_trtllm
+    from attn_shared.device import device_from_arch
+
     for row in rows("trtllm"):
-        yield _difference("trtllm", row, "FLASHINFER_TRTLLM", None, row["use_trtllm"])
+        device = device_from_arch(row["arch"])
+        case = TrtllmCase(
+            phase=PREFILL if row["is_prefill"] else DECODE,
+            num_heads=row["num_qo_heads"],
+            num_kv_heads=row["num_kv_heads"],
+            kv_cache_dtype=row["kv_cache_dtype"],
+            query_is_fp8=row["q_dtype"].startswith("float8"),
+            has_sinks=row["has_sinks"],
+            has_drafts=row["has_spec"],
+            batch_invariant=row["batch_invariant"],
+            dcp_size=row["dcp_world_size"],
+            num_tokens=row["num_tokens"],
+            force=row["force"],
+        )
+        for code, decide in (("can_use_trtllm", can_use_trtllm), ("use_trtllm", use_trtllm)):
+            ours = decide(case, device)
+            if ours != row[code]:
+                yield _difference("trtllm", row, code, ours, row[code])
 
 
 def compare_mla_prefill() -> Iterator[Difference]:
@@ -213,13 +233,6 @@ def _not_yet() -> Iterator[Rule]:
 
     provided = set(DEFAULT_REGISTRY.names())
     latents = {name for name, known in KNOWN_BACKENDS.items() if known.family == "mla"}
-    yield Rule(
-        name="not provided yet: FlashInfer's choice of kernels",
-        files=("trtllm",),
-        reason="Neither FLASHINFER nor FLASHINFER_TRTLLM is provided.",
-        evidence="`attn explain FLASHINFER_TRTLLM`",
-        explains=lambda d: not provided & {"FLASHINFER", "FLASHINFER_TRTLLM"},
-    )
     yield Rule(
         name="not provided yet: the choice of a prefill for latents",
         files=("mla_prefill",),

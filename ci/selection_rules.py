@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from differences import Difference, Rule
+from flashinfer_rules import flashinfer_rules
 
 __all__ = ["selection_rules"]
 
@@ -28,6 +29,7 @@ def selection_rules() -> list[Rule]:
         *_requests(),
         *_flash_attn(),
         *_flash_attn_builds(),
+        *flashinfer_rules(),
         *_triton(),
         *_flex(),
         *_cpu(),
@@ -346,7 +348,7 @@ def _caches() -> Iterator[Rule]:
     yield _rule(
         "an encoder without a cache has no block size",
         _refuses(
-            ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "TRITON_ATTN", "FLEX_ATTENTION"),
+            ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"),
             "block_size",
             "there",
             lambda d: d.config["attn_type"] in ENCODERS,
@@ -372,7 +374,8 @@ def _named() -> Iterator[Rule]:
         "a named FlashAttention is served by FlashAttention alone",
         lambda d: (
             (d.code, d.side) == ("flash_attn_version", "here")
-            and d.subject in ("TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA", "CPU_ATTN")
+            and d.subject
+            in ("FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA", "CPU_ATTN")
             and d.config.get("flash_attn_version") is not None
         ),
         reason="v0.25.1 lets the other backends ignore the number.",

@@ -16,6 +16,7 @@ MODULES = (
     "compare_others",
     "compare_selection",
     "differences",
+    "flashinfer_rules",
     "generate_differences",
     "recorded",
     "repository",

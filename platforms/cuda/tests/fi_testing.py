@@ -25,6 +25,8 @@ __all__ = ["B200", "H200", "RELEASES", "fi_layer", "fi_stubbed"]
 H200 = preset("h200")
 B200 = preset("b200")
 
+CUBINS = VendorStub(distribution="flashinfer-cubin", version="0.7.4", modules={})
+
 RELEASES: dict[str, VendorStub] = {"0.6.13": FLASHINFER_0_6_13, "0.7.4": FLASHINFER}
 
 
@@ -37,7 +39,7 @@ def fi_stubbed(
     """Let one release be there, found and loaded as on a device."""
     _fi_loaded.forget()
     try:
-        with stub_vendor(RELEASES[release]) as recorder:
+        with stub_vendor(RELEASES[release], CUBINS) as recorder:
             yield recorder, stubbed_subject(backend, device, CudaPlatform().vendor_specs())
     finally:
         _fi_loaded.forget()

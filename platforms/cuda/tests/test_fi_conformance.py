@@ -11,6 +11,7 @@ from fi_testing import B200, H200, RELEASES, fi_stubbed
 from attn_conformance.outcome import Status
 from attn_conformance.stubs.suite import run_rules
 from attn_conformance.subject import Subject
+from attn_cuda.backends.flashinfer_trtllm import FlashInferTrtllmBackend
 from attn_shared.device import DeviceFacts
 
 SOME = (
@@ -55,3 +56,35 @@ def test_each_release_keeps_the_contract(
         "BatchPrefillWithPagedKVCacheWrapper",
         "MultiLevelCascadeAttentionWrapper",
     }
+
+
+TRTLLM = ("causal", "extend", "window", "order", "drafts", "padded_requests", "queryless_requests")
+TRTLLM_STEPS = (
+    "layouts",
+    "fp8_scales",
+    "capture_pointers",
+    "replay",
+    "non_causal",
+    "metadata_reused",
+)
+TRTLLM_GATES = ("construction", "unsupported_option", "block_sizes", "groups", "gqa", "empty_batch")
+
+
+@pytest.mark.parametrize(
+    ("release", "device", "more"),
+    [("0.6.13", H200, ()), ("0.7.4", B200, ("sinks", "lse", "merged_halves"))],
+    ids=["hopper", "blackwell"],
+)
+def test_trtllm_keeps_the_contract(
+    release: str, device: DeviceFacts, more: tuple[str, ...]
+) -> None:
+    rules = (*TRTLLM, *TRTLLM_STEPS, *TRTLLM_GATES, *more)
+    with fi_stubbed(release, device, FlashInferTrtllmBackend) as (recorder, subject):
+        failed, passed = failed_of(subject, rules)
+    assert failed == {}
+    assert passed > 60
+    direct = [call for call in recorder.calls if call.function.startswith("trtllm")]
+    assert all(not call.positional for call in direct)
+    called = {call.function for call in direct}
+    both = {"trtllm_batch_context_with_kv_cache", "trtllm_batch_decode_with_kv_cache"}
+    assert called == (both if device is B200 else both - {"trtllm_batch_context_with_kv_cache"})

@@ -241,10 +241,12 @@ def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = platform().candidates(request(phase), simulated("sm_103", 10, 3))
     assert [candidate.name for candidate in found] == [
         "FLASH_ATTN",
+        "FLASHINFER",
         "TRITON_ATTN",
         "TORCH_SDPA",
         "FLEX_ATTENTION",
         "FLASH_ATTN_DIFFKV",
+        "FLASHINFER_TRTLLM",
     ]
 
 

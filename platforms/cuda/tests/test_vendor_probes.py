@@ -21,6 +21,7 @@ from attn_cuda._vendor import (
     vllm_flash_attn_3,
 )
 from attn_cuda.platform import CudaPlatform
+from attn_cuda.toolkit import Toolkit
 from attn_shared.inventory import VendorBuild, VendorEntry, VendorStatus, probe, scan
 
 InstallStub = Callable[..., None]
@@ -198,11 +199,17 @@ def test_flash_mla_reports_its_second_set_of_kernels(install_stub: InstallStub) 
     assert build_of(look("flash_mla")).flag("legacy") == "on"
 
 
-def test_flashinfer_reports_what_saves_it_from_compiling(install_stub: InstallStub) -> None:
+def test_flashinfer_reports_what_it_compiles_with_and_what_saves_it_from_that(
+    install_stub: InstallStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     install_stub("flashinfer-python", "0.7.4", "flashinfer")
     install_stub("flashinfer-cubin", "0.7.4")
-    build = build_of(look("flashinfer"))
-    assert (build.flag("cubins"), build.flag("jit_cache")) == ("0.7.4", "unknown")
+    for has_compiler, flag in ((False, "off"), (True, "on")):
+        toolkit = Toolkit(path=tmp_path, version=(13, 0), has_compiler=has_compiler)
+        monkeypatch.setattr(flashinfer, "find_toolkit", lambda environ, found=toolkit: found)
+        build = build_of(look("flashinfer"))
+        assert (build.flag("cubins"), build.flag("jit_cache")) == ("0.7.4", "unknown")
+        assert build.flag("compiler") == flag
 
 
 def test_triton_without_an_nvidia_back_end_is_broken_and_says_what_it_has(

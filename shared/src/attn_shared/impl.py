@@ -58,13 +58,16 @@ class MLALayer(AttentionLayer, Protocol):
 class AttentionImplBase(ABC, Generic[M]):
     """Runs one layer.
 
+    Attributes:
+        can_return_lse: the `lse` argument is served; of the class, or of a layer where that depends
+            on the device's kernels.
+
     Class attributes:
-        can_return_lse: the `lse` argument is served.
         lse_base_on_e: the returned LSE is a natural logarithm (False: log2).
         supports_pcp: prefill may be sharded over ranks.
     """
 
-    can_return_lse: ClassVar[bool] = False
+    can_return_lse: bool = False
     lse_base_on_e: ClassVar[bool] = True
     supports_pcp: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ from attn_cuda._fi_metadata import FlashInferMetadata
 from attn_cuda._fi_scales import Scales
 from attn_shared.backend import AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
-from attn_shared.capability import Capability
+from attn_shared.capability import Capability, Support
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec
@@ -43,10 +43,12 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         """
         super().__init__(spec)
         loaded = _fi_loaded.loaded(self.backend_name)
-        require_served(self.backend_name, self._capability_of(loaded), spec)
+        capability = self._capability_of(loaded)
+        require_served(self.backend_name, capability, spec)
         _require_addressable(self.backend_name, spec)
         self._key = plan_key(spec)
-        self._checker = CallChecker(spec)
+        self.can_return_lse = capability.lse is not Support.NO
+        self._checker = CallChecker(spec, returns_lse=self.can_return_lse)
         # Kernels take the largest logit before they scale, so that a scale must be positive.
         self._sign = (spec.scale > 0) - (spec.scale < 0)
         self.write_kv = portable_for(loaded.device).write_kv

@@ -45,30 +45,32 @@ def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
         fp8_products=True,
         rules=(
             *(rule for rule in own.rules if rule.name != "flashinfer_softcap_lse"),
-            Rule(name="trtllm_page_size", check=_page_size),
+            _page_size_rule(is_blackwell),
             Rule(name="trtllm_nvfp4", check=_nvfp4),
             Rule(name="trtllm_non_causal_sinks", check=_non_causal_sinks),
-            _cubins_rule(inventory),
+            *((_cubins_rule(inventory),) if is_blackwell else ()),
         ),
     )
 
 
-def _page_size(request: AttentionRequest, device: DeviceFacts) -> Reason | None:
-    """Hold a page to the sizes that kernels are compiled for: none is a multiple of another's."""
-    if request.block_size is None or device.capability is None:
-        return None
-    allowed = _XQA_PAGES
-    if device.capability.is_family(10):
-        is_grouped = request.num_heads > request.num_kv_heads
-        allowed = (*_GEN_PAGES, *(_GEN_PAGES_GROUPED if is_grouped else ()))
-    if request.block_size in allowed:
-        return None
-    return Reason(
-        code="block_size",
-        value=str(request.block_size),
-        allowed=", ".join(map(str, allowed)),
-        hint="pages of 128 and more need several query heads per kv head, on Blackwell",
-    )
+def _page_size_rule(is_blackwell: bool) -> Rule:
+    """Return the rule of the sizes that kernels are compiled for: none serves for a multiple."""
+
+    def check(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+        allowed = _XQA_PAGES
+        if is_blackwell:
+            is_grouped = request.num_heads > request.num_kv_heads
+            allowed = (*_GEN_PAGES, *(_GEN_PAGES_GROUPED if is_grouped else ()))
+        if request.block_size is None or request.block_size in allowed:
+            return None
+        return Reason(
+            code="block_size",
+            value=str(request.block_size),
+            allowed=", ".join(map(str, allowed)),
+            hint="pages of 128 and more need several query heads per kv head, on Blackwell",
+        )
+
+    return Rule(name="trtllm_page_size", check=check)
 
 
 def _nvfp4(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
@@ -97,11 +99,10 @@ def _cubins_rule(inventory: Inventory) -> Rule:
     """Return the rule of compiled kernels that are not here: nothing is fetched while serving."""
     entry = inventory.get(LIBRARY)
 
-    def check(_request: AttentionRequest, device: DeviceFacts) -> Reason | None:
-        is_known = entry.status is VendorStatus.LOADED and entry.build is not None
-        if not is_known or device.capability is None or not device.capability.is_family(10):
+    def check(_request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+        if entry.status is not VendorStatus.LOADED or entry.build is None:
             return None
-        if entry.build is not None and entry.build.flag("cubins") != "unknown":
+        if entry.build.flag("cubins") != "unknown":
             return None
         return Reason(
             code="cubins",

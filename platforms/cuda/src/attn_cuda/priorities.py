@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
+from attn_shared.request import Phase
 
 __all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES"]
 
 _HOPPER = frozenset({"hopper"})
+_BLACKWELL = frozenset({"blackwell"})
+_DECODE = frozenset({Phase.DECODE})
 _H200 = (
     "measured on an H200 (torch 2.11, Triton 3.6, bfloat16, 32/8 heads of 128; "
     "docs/benchmarks/selection.json)"
@@ -30,6 +33,39 @@ PRIORITIES: tuple[Rank, ...] = (
         name="FLASH_ATTN_DIFFKV",
         priority=None,
         provenance="FLASH_ATTN under another name, which serves the same layers",
+    ),
+    Rank(
+        name="FLASHINFER_TRTLLM",
+        priority=PriorityBand.PERFORMANT + 40,
+        families=_BLACKWELL,
+        provenance="not measured on this hardware; vLLM 0.25.1 takes FlashInfer first on it, and "
+        "within FlashInfer these kernels, which NVIDIA wrote for it",
+    ),
+    Rank(
+        name="FLASHINFER_TRTLLM",
+        priority=None,
+        provenance="not measured on this hardware; XQA serves decode alone, and FLASHINFER's "
+        "own kernels the rest",
+    ),
+    Rank(
+        name="FLASHINFER",
+        priority=PriorityBand.PERFORMANT + 20,
+        families=_BLACKWELL,
+        provenance="not measured on this hardware; before FLASH_ATTN as vLLM 0.25.1 has it",
+    ),
+    Rank(
+        name="FLASHINFER",
+        priority=PriorityBand.PERFORMANT - 60,
+        families=_HOPPER,
+        phases=_DECODE,
+        provenance=f"{_H200}: in decode FlashInfer's own call takes 1.01 to 1.33 times as long as "
+        "TRITON_ATTN's kernel, both captured, and is compiled for half a minute at first use",
+    ),
+    Rank(
+        name="FLASHINFER",
+        priority=PriorityBand.PERFORMANT - 20,
+        provenance="not measured on this hardware or in this phase; behind FLASH_ATTN and before "
+        "TRITON_ATTN as vLLM 0.25.1 has it",
     ),
     Rank(
         name="TRITON_ATTN",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ _GEN_PAGES = (16, 32, 64, 128, 256, 512, 1024)
 _LIMITS = Limits(
     cache_dtypes=(torch.float8_e4m3fn,), head_size_multiple=16, head_size_max=256, page_multiple=16
 )
+_GEN_LIMITS = replace(_LIMITS, dtypes=(*_LIMITS.dtypes, torch.float8_e4m3fn))
 _KNOWN = frozenset(
     {"bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "causal"}
     | {"q_len_per_req", "lse", "return_lse", "enable_pdl"}
@@ -65,14 +66,14 @@ class TrtllmCall:
         name = self.signature.name
         kernels = self._kernels(arguments)
         call = self._kernel_call(arguments)
-        check_kernel_call(name, call, _LIMITS)
+        check_kernel_call(name, call, _LIMITS if kernels == "xqa" else _GEN_LIMITS)
         size, pages = call.key.shape[1], _XQA_PAGES if kernels == "xqa" else _GEN_PAGES
         refuse_unless(size in pages, name, f"page_size {size} is none of {pages}")
         if kernels == "xqa":
             self._check_xqa(arguments)
         result = call.attend()
-        output = result.output.to(call.output_dtype)
         target = arguments["out"]
+        output = result.output.to(call.output_dtype if target is None else target.dtype)
         if target is not None:
             check_output(name, "out", target, tuple(output.shape), output.dtype)
             refuse_unless(target.is_contiguous(), name, "out must be contiguous")

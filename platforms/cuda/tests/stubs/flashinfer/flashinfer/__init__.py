@@ -214,4 +214,46 @@ def trtllm_batch_decode_with_kv_cache(
     mask=None,
     max_q_len=None,
     cum_seq_lens_q=None,
+    skip_softmax_threshold_scale_factor=None,
+    kv_cache_sf=None,
+    uses_shared_paged_kv_idx=True,
+    lse=None,
+    return_lse=False,
+    bmm1_scale_log2=None,
+    multi_ctas_kv_counter_buffer=None,
+    enable_block_sparse_attention=False,
+    cp_world=1,
+    cp_rank=0,
+    causal_seqlens_kv_global=None,
+    bf16q_fp8kv_transform_mode=None,
+    request_order=None,
+    request_order_plan=None,
+    sparse_top_k=0,
+    length_aware_schedule=False,
 ): ...
+
+
+class MultiLevelCascadeAttentionWrapper:
+    def plan(
+        self,
+        qo_indptr_arr,
+        paged_kv_indptr_arr,
+        paged_kv_indices_arr,
+        paged_kv_last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        causal=False,
+        pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False,
+        sm_scale=None,
+        window_left=-1,
+        logits_soft_cap=None,
+        rope_scale=None,
+        rope_theta=None,
+        q_data_type="float16",
+        kv_data_type=None,
+    ): ...
+
+    def run(self, q, paged_kv_cache): ...
