@@ -275,5 +275,5 @@ def test_a_request_for_latents_gets_a_spec_for_them() -> None:
 
 
 def test_a_packed_format_has_no_spec() -> None:
-    with pytest.raises(InvalidRequestError, match="kv_cache_dtype='nvfp4'"):
-        spec_for(request(kv_cache_dtype="nvfp4"), block_size=16)
+    with pytest.raises(InvalidRequestError, match="kv_cache_dtype='turboquant_k8v4'"):
+        spec_for(request(kv_cache_dtype="turboquant_k8v4"), block_size=16)

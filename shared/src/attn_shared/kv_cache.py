@@ -15,8 +15,9 @@ from typing import TypedDict
 import torch
 
 from attn_shared._fields import member_of, require_positive
-from attn_shared.dtypes import KVCacheLayout, KVQuantMode, kv_storage_dtype
+from attn_shared.dtypes import KVCacheLayout, KVQuantMode, kv_quant_mode, kv_storage_dtype
 from attn_shared.errors import InvalidInputError, InvalidRequestError
+from attn_shared.nvfp4 import BLOCK, split_nvfp4
 from attn_shared.paged_spec import KVCacheSpec, KVViews, PagedSpec
 from attn_shared.request import AttentionRequest, AttentionType, check_window
 
@@ -31,6 +32,7 @@ __all__ = [
     "KVViews",
     "MLAAttentionSpec",
     "MambaSpec",
+    "NVFP4AttentionSpec",
     "PagedSpec",
     "SlidingWindowSpec",
     "spec_for",
@@ -140,6 +142,50 @@ class FullAttentionSpec(AttentionSpec):
     """Every token is kept."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NVFP4AttentionSpec(AttentionSpec):
+    """A cache of 4 bits per value, as bytes: the last dimension counts those of a token and head.
+
+    Of each block and head the values of all tokens come first, then their scales: `split` has the
+    views. Every token is kept.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse another layout, and heads that are not whole blocks of one width."""
+        AttentionSpec.__post_init__(self)
+        if self.layout is not KVCacheLayout.HND:
+            raise InvalidRequestError.for_field(
+                "layout", self.layout, f"HND with kv_cache_dtype={self.kv_cache_dtype!r}"
+            )
+        if self.head_size % BLOCK or self.is_packed:
+            raise InvalidRequestError.for_field(
+                "head_size, head_size_v",
+                (self.head_size, self.head_size_v),
+                f"one multiple of {BLOCK} with kv_cache_dtype={self.kv_cache_dtype!r}",
+            )
+
+    def _storage_dtypes(self) -> tuple[torch.dtype, ...]:
+        return (torch.uint8,)
+
+    def _entry(self, size: int) -> int:
+        return size // 2 + size // BLOCK
+
+    def split(self, kv_cache: torch.Tensor) -> KVViews:
+        """Return values, uint8 (num_blocks, block_size, Hkv, D / 2), and scales, e4m3 (... D / 16).
+
+        Raises:
+            InvalidInputError: the tensor is not a cache of this spec, or not in its layout.
+        """
+        self.check(kv_cache)
+        expected = self.strides(1)[1:]
+        if kv_cache.stride()[1:] != expected:
+            raise InvalidInputError.for_argument(
+                "strides of kv_cache", kv_cache.stride()[1:], f"{expected}, its spec's"
+            )
+        key, value = (split_nvfp4(side, self.head_size) for side in kv_cache.unbind(1))
+        return KVViews(key[0], value[0], key[1], value[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +340,10 @@ def spec_for(
     Raises:
         InvalidRequestError: the cache format is packed and has no element dtype.
     """
-    storage = kv_storage_dtype(request.kv_cache_dtype, request.dtype, fp8_e4m3_dtype)
+    is_nvfp4 = kv_quant_mode(request.kv_cache_dtype) is KVQuantMode.NVFP4 and request.mla is None
+    storage = torch.uint8
+    if not is_nvfp4:
+        storage = kv_storage_dtype(request.kv_cache_dtype, request.dtype, fp8_e4m3_dtype)
     if request.mla is not None:
         return MLAAttentionSpec(
             block_size=block_size,
@@ -312,7 +361,7 @@ def spec_for(
         head_size_v=request.value_size,
         layout=layout,
     )
-    return _spec_of(request, common)
+    return NVFP4AttentionSpec(**common) if is_nvfp4 else _spec_of(request, common)
 
 
 def _spec_of(request: AttentionRequest, common: _Common) -> AttentionSpec:

@@ -9,6 +9,7 @@ import torch
 from attn_shared.dtypes import KVQuantMode, dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
+from attn_shared.nvfp4 import quantize_nvfp4
 from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
 
 __all__ = [
@@ -238,6 +239,8 @@ def _encode(
     """Return what is stored for values (T, H, D), and the scale that is stored beside each row."""
     if spec.quant_mode is KVQuantMode.FP8_PER_TENSOR:
         return quantize_fp8(values, scale, spec.dtype), None
+    if spec.quant_mode is KVQuantMode.NVFP4:
+        return quantize_nvfp4(values, scale)
     _check_is_one(name, scale, spec.kv_cache_dtype)
     if spec.quant_mode is KVQuantMode.NONE:
         return values.to(spec.dtype), None

@@ -20,7 +20,8 @@ class KVViews(NamedTuple):
     """Views of one cache tensor.
 
     key is (num_blocks, block_size, Hkv, D), value (num_blocks, block_size, Hkv, Dv); the scales
-    are float32 (num_blocks, block_size, Hkv) for a per-token-and-head cache, else None.
+    are float32 (num_blocks, block_size, Hkv) for a per-token-and-head cache, else None. A cache of
+    4 bits has uint8 (..., D / 2) and float8_e4m3fn (..., D / 16).
     """
 
     key: torch.Tensor
@@ -70,7 +71,7 @@ class PagedSpec(KVCacheSpec):
     def __post_init__(self) -> None:
         """Refuse a dtype of another format, and padding that is too small or breaks elements."""
         KVCacheSpec.__post_init__(self)
-        allowed = kv_storage_dtypes(self.kv_cache_dtype)
+        allowed = self._storage_dtypes()
         if self.dtype not in allowed:
             raise InvalidRequestError.for_field(
                 "dtype",
@@ -80,6 +81,10 @@ class PagedSpec(KVCacheSpec):
             )
         if self.page_size_padded is not None:
             self._check_padding(self.page_size_padded)
+
+    def _storage_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Return the dtypes that a cache tensor of this format may have."""
+        return kv_storage_dtypes(self.kv_cache_dtype)
 
     def _check_padding(self, padded: int) -> None:
         require_positive("page_size_padded", padded)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_edges import Descales
 from attn_cuda._fi_key import Call, PlanKey
 from attn_cuda._fi_parts import deliver_lse, rows_of
+from attn_shared.quantization import quantize_fp8
 from attn_shared.workspace import Workspace
 
 __all__ = ["DirectPart", "Keyless", "zeroed_workspace"]
@@ -96,8 +96,9 @@ class DirectPart:
         query = rows_of(call.query, self.first, self.last).contiguous()
         output = rows_of(call.output, self.first, self.last)
         factor = self.key.scale * call.k_scale
-        if self.kernels == "trtllm-gen" and self.key.is_fp8:  # its kernels take both alike
-            query, factor = _quantized(query, call.q_scale), factor * call.q_scale
+        if self.kernels == "trtllm-gen" and self.key.is_quantized:  # its kernels take both alike
+            query = quantize_fp8(query, call.q_scale, torch.float8_e4m3fn)
+            factor *= call.q_scale
         options: dict[str, Any] = {
             "query": query,
             "kv_cache": call.cache,
@@ -111,6 +112,8 @@ class DirectPart:
             "sinks": call.sinks,
             "kv_layout": str(self.key.layout),
         }
+        if call.cache_scales is not None:
+            options["kv_cache_sf"] = call.cache_scales
         if call.lse is not None:
             options["return_lse"] = True
         found = self._decode(options) if self.queries_per_request else self._context(options)
@@ -137,7 +140,3 @@ class DirectPart:
             cum_seq_lens_q=self.query_start_loc,
             cum_seq_lens_kv=self.key_start_loc,
         )
-
-
-def _quantized(query: Tensor, scale: float) -> Tensor:
-    return Descales(1, 1).quantized(query, scale)

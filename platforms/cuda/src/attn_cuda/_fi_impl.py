@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from attn_cuda import _fi_loaded
-from attn_cuda._fa_edges import ALIGNMENT_BYTES, aligned, is_aligned
-from attn_cuda._fa_portable import portable_for
-from attn_cuda._fa_views import Views
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import Call, plan_key
 from attn_cuda._fi_metadata import FlashInferMetadata
 from attn_cuda._fi_scales import Scales
+from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
 from attn_shared.backend import AttentionImpl, AttentionLayer
+from attn_shared.cache_views import Views
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, Support
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec
+from attn_shared.kv_cache import AttentionSpec, NVFP4AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
+from attn_triton.portable import portable_for
 
 __all__ = ["FlashInferImpl"]
 
@@ -51,9 +51,11 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         self._checker = CallChecker(spec, returns_lse=self.can_return_lse)
         # Kernels take the largest logit before they scale, so that a scale must be positive.
         self._sign = (spec.scale > 0) - (spec.scale < 0)
-        self.write_kv = portable_for(loaded.device).write_kv
+        self._is_nvfp4 = isinstance(spec.kv_cache_spec, NVFP4AttentionSpec)
+        if not self._is_nvfp4:  # which torch writes
+            self.write_kv = portable_for(loaded.device).write_kv
         self._is_head_major = self._key.layout is KVCacheLayout.HND
-        self._scales = Scales(self.backend_name) if self._key.is_fp8 else None
+        self._scales = Scales(self.backend_name) if self._key.is_quantized else None
         self._views = Views()
 
     @staticmethod
@@ -105,6 +107,7 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             v_scale=scales[1],
             sinks=layer.sinks,
             q_scale=scales[2],
+            cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
         )
         for part in metadata.parts:
             part.run(call)
@@ -134,11 +137,24 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             return self._views.parts
         cache, spec = self._checker.check_cache(kv_cache, device)
         views = spec.split(cache)
-        parts = (views.key, views.value)
-        if self._is_head_major:
-            parts = (views.key.transpose(1, 2), views.value.transpose(1, 2))
+        parts = self._in_order(views.key, views.value)
         self._views.keep(cache, parts)
         return parts
+
+    def _cache_scales(self, kv_cache: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        spec = self.spec.kv_cache_spec
+        if kv_cache is None or not isinstance(spec, AttentionSpec):
+            return None
+        views = spec.split(kv_cache)
+        if views.key_scale is None or views.value_scale is None:
+            return None
+        return self._in_order(views.key_scale, views.value_scale)
+
+    def _in_order(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views (P, S, Hkv, ...) in the cache's own order."""
+        if self._is_head_major:
+            return key.transpose(1, 2), value.transpose(1, 2)
+        return key, value
 
 
 def _require_addressable(name: str, spec: LayerSpec) -> None:

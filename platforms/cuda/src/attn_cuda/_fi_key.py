@@ -56,7 +56,7 @@ class PlanKey:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def is_fp8(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether the cache is quantised."""
         return self.kv_dtype.itemsize == 1
 
@@ -125,6 +125,7 @@ class Call:
         fresh: this step's keys and values (T, Hkv, D), where the call brings them.
         k_scale, v_scale: of a quantised cache.
         q_scale: of a query that is quantised beside it.
+        cache_scales: block scales of a cache of 4 bits, in its order; None for every other.
         sinks: (Hq,) float32, or None.
     """
 
@@ -137,3 +138,4 @@ class Call:
     v_scale: float
     sinks: Tensor | None
     q_scale: float = 1.0
+    cache_scales: tuple[Tensor, Tensor] | None = None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attn_cuda import _fi_loaded
-from attn_cuda._fa_portable import portable_for
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import PlanKey, group_key
 from attn_cuda._fi_pages import Pages, page_indices, pages_of, require_pages
@@ -26,6 +25,7 @@ from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.served import require_batch_served, require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_triton.portable import portable_for
 
 __all__ = ["FlashInferMetadata", "FlashInferMetadataBuilder", "Rows", "cut", "keyless_rows"]
 
@@ -103,10 +103,17 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         """Keep what every step needs; plan nothing.
 
         Raises:
-            UnsupportedOptionError: layers differ in what one plan must share.
+            UnsupportedOptionError: layers differ in what one plan must share, or results must not
+                depend on what shares the batch.
             VendorMissingError: nothing is loaded.
         """
         super().__init__(kv_cache_spec, layers, config, device)
+        if config.batch_invariant:
+            raise UnsupportedOptionError(
+                f"batch_invariant=True is not served by {self.backend_name}; allowed: False, for "
+                "its tiles and splits follow the whole batch.",
+                hint="select with batch_invariant=True.",
+            )
         self._key = group_key(layers)
         self._loaded = _fi_loaded.loaded(self.backend_name)
         self._capability = self._capability_of(self._loaded)
@@ -270,7 +277,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         A window over rows without a causal mask is left to the older family, whose mask is written
         out by position.
         """
-        is_plain = not self._key.is_fp8 and (rows.causal or self._key.window_left < 0)
+        is_plain = not self._key.is_quantized and (rows.causal or self._key.window_left < 0)
         is_many = rows.num_tokens > _FEW_ROWS * len(rows.seq_lens)
         return "fa3" if self._loaded.major == 9 and is_plain and is_many else "fa2"
 

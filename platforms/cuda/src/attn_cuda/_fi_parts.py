@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_edges import aligned
 from attn_cuda._fi_key import Call
 from attn_cuda._fi_wrappers import Lease
+from attn_shared.alignment import aligned
 
 __all__ = ["CascadePart", "FreshPart", "Part", "PlannedPart", "deliver_lse"]
 

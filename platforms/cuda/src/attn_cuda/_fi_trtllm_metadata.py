@@ -18,7 +18,7 @@ from attn_cuda._vendor import flashinfer
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.capability import Capability
 from attn_shared.errors import MetadataError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVCacheSpec
+from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, NVFP4AttentionSpec
 from attn_shared.spec import BuildConfig, LayerSpec
 
 __all__ = ["FlashInferTrtllmMetadataBuilder"]
@@ -61,7 +61,6 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
             num_kv_heads=key.num_kv_heads,
             kv_cache_dtype=cache.kv_cache_dtype if isinstance(cache, AttentionSpec) else "auto",
             has_sinks=any(layer.has_sinks for layer in self._distinct),
-            batch_invariant=self.config.batch_invariant,
             force=True,
         )
         return use_trtllm(case, self._loaded.device)
@@ -75,7 +74,7 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
         cls, config: BuildConfig, kv_cache_spec: KVCacheSpec | None
     ) -> AttentionCGSupport:
         """Return UNIFORM_BATCH where trtllm-gen alone can be meant; XQA takes single queries."""
-        if config.batch_invariant or _fi_loaded.families() != frozenset({10}):
+        if _fi_loaded.families() != frozenset({10}):
             return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
         return AttentionCGSupport.UNIFORM_BATCH
 
@@ -152,14 +151,15 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
         )
 
     def _cascade(self, length: int, rows: Rows) -> Part:
-        """Cascade by FLASHINFER's own wrapper, which has no sinks.
+        """Cascade by FLASHINFER's own wrapper, which has neither sinks nor 4 bits.
 
         Raises:
-            UnsupportedOptionError: a layer has sinks.
+            UnsupportedOptionError: a layer has them.
         """
-        if any(layer.has_sinks for layer in self._distinct):
+        is_nvfp4 = isinstance(self.kv_cache_spec, NVFP4AttentionSpec)
+        if is_nvfp4 or any(layer.has_sinks for layer in self._distinct):
             raise UnsupportedOptionError(
-                f"common_prefix_len={length} with sinks; allowed: 0.",
+                f"common_prefix_len={length} with {'nvfp4' if is_nvfp4 else 'sinks'}; allowed: 0.",
                 hint="ask use_cascade_attention first.",
             )
         return super()._cascade(length, rows)

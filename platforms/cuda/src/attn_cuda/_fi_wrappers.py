@@ -41,7 +41,7 @@ def uses_tensor_cores(key: PlanKey) -> bool:
     1.5 times as fast from 32 requests on. The plain kernel has no groups but 1, 2, 3, 4 and 8, and
     none for fp8 caches that pays.
     """
-    return key.is_fp8 or key.group not in _PLAIN_GROUPS
+    return key.is_quantized or key.group not in _PLAIN_GROUPS
 
 
 def workspace_bytes(key: PlanKey, num_compute_units: int, largest_capture: int = 0) -> int:
