@@ -131,6 +131,7 @@ def test_an_unknown_number_is_described_and_not_guessed() -> None:
 
 def test_torch_is_not_asked_while_its_runtime_is_down() -> None:
     assert torch_devices() is None
+    assert devices.runtime_version() is None
 
 
 def test_torchs_properties_are_taken_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +141,7 @@ def test_torchs_properties_are_taken_once_it_runs(monkeypatch: pytest.MonkeyPatc
         total_memory=24 * 2**30,
         gpu_subslice_count=20,
         driver_version="1.14.37020",
+        has_fp64=True,
     )
     monkeypatch.setattr(devices, "is_running", lambda runtime: True)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
@@ -150,3 +152,33 @@ def test_torchs_properties_are_taken_once_it_runs(monkeypatch: pytest.MonkeyPatc
     assert (device.arch, device.index) == ("bmg", 0)
     assert (device.memory_bytes, device.compute_units) == (24 * 2**30, 20)
     assert "driver 1.14.37020" in device.notes[0]
+    assert device.notes[1:] == ("a client GPU, a card", "fp64: in hardware")
+    assert devices.runtime_version() == "1.14.37020"
+
+
+@pytest.mark.parametrize(
+    ("has_fp64", "words"), [(False, "none"), (None, "this torch does not say")]
+)
+def test_missing_fp64_is_told(has_fp64: bool | None, words: str) -> None:
+    properties = SimpleNamespace(
+        name="x", total_memory=1, gpu_subslice_count=0, driver_version="1", has_fp64=has_fp64
+    )
+    device = devices._torch_device(properties, 0)
+    assert device.notes[1:] == ("a GPU of unknown kind", f"fp64: {words}")
+    assert device.compute_units is None
+
+
+@pytest.mark.parametrize(
+    ("device_id", "kind"),
+    [
+        (0x0BD5, "a data-center GPU"),
+        (0x56C0, "a data-center GPU"),  # Flex: the architecture of the Arc A cards
+        (0x56A0, "a client GPU, a card"),
+        (0xE211, "a client GPU, a card"),
+        (0x64A0, "a client GPU, integrated"),
+        (0xFFFE, "a GPU of unknown kind"),
+    ],
+)
+def test_parts_of_clients_and_of_data_centers_are_told_apart(device_id: int, kind: str) -> None:
+    (device,) = see([card(device_id, 3)]).devices
+    assert kind in device.notes

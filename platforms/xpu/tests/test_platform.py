@@ -139,11 +139,35 @@ def test_once_torch_runs_xpu_its_list_counts(tmp_path: Path) -> None:
     assert here.availability().is_available
 
 
+def test_versions_are_those_of_driver_runtime_and_torch(write_cards: WriteCards) -> None:
+    root = write_cards(B60, (0x0BD5, "i915", 1))
+    (root / "sys/module/i915").mkdir(parents=True)
+    (root / "sys/module/i915/version").write_text("1.25.2\n")
+    here = XpuPlatform(
+        torch_build=XPU_BUILD,
+        environ={},
+        sysfs=root / "sys",
+        device_folder=root / "dev",
+        runtime_version=lambda: "1.14.37020",
+    )
+    assert here.versions() == {
+        "graphics driver": "i915 1.25.2, xe",
+        "compute runtime": "1.14.37020",
+        "SYCL of torch": "20260101",
+    }
+
+
+def test_unknown_versions_are_left_out(tmp_path: Path) -> None:
+    assert platform(tmp_path, build=TorchBuild(version="2.13.0+cpu")).versions() == {}
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = XpuPlatform().candidates(request(phase), simulated("pvc"))
     assert [candidate.name for candidate in found] == [
+        "XPU_FLASH_ATTN",
         "TRITON_ATTN",
+        "IPEX",
         "TORCH_SDPA",
         "FLEX_ATTENTION",
     ]

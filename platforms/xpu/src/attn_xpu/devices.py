@@ -18,12 +18,12 @@ from attn_shared.arch import UNKNOWN_FAMILY, Arch, parse_arch
 from attn_shared.device import DeviceFacts, Fp8Format, Vendor
 from attn_shared.torch_build import Runtime, is_running
 from attn_shared.visible_devices import VisibleDevice, parse_visible_devices
-from attn_xpu.drm import Card
+from attn_xpu.drm import Card, kind_of
 from attn_xpu.pci_ids import ARCHS
 
-__all__ = ["Unit", "Visible", "facts_of", "find_visible", "torch_devices"]
+__all__ = ["Unit", "Visible", "facts_of", "find_visible", "runtime_version", "torch_devices"]
 
-_SOURCE = "from the kernel (sysfs); memory and Xe cores are known once torch.xpu runs"
+_SOURCE = "from the kernel (sysfs); memory, Xe cores and fp64 are known once torch.xpu runs"
 _ORDER_UNKNOWN = (
     "which of this machine's unequal GPUs this is cannot be told before torch.xpu runs; set "
     "ZE_AFFINITY_MASK to one of them, or call torch.xpu.init()"
@@ -66,8 +66,17 @@ def torch_devices() -> tuple[DeviceFacts, ...] | None:
     return tuple(_torch_device(torch.xpu.get_device_properties(i), i) for i in range(count))
 
 
+def runtime_version() -> str | None:
+    """Return the version of Intel's compute runtime if torch's XPU runtime is up, else None."""
+    if not is_running(Runtime.XPU) or not torch.xpu.device_count():
+        return None
+    return str(torch.xpu.get_device_properties(0).driver_version)
+
+
 def _torch_device(properties: Any, index: int) -> DeviceFacts:
-    arch = _arch_of(getattr(properties, "device_id", None))
+    device_id = getattr(properties, "device_id", None)
+    arch = _arch_of(device_id)
+    has_fp64 = getattr(properties, "has_fp64", None)
     return DeviceFacts(
         vendor=Vendor.INTEL,
         name=properties.name,
@@ -79,8 +88,15 @@ def _torch_device(properties: Any, index: int) -> DeviceFacts:
         compute_units=properties.gpu_subslice_count or None,
         shared_memory_bytes=arch.shared_memory_bytes,
         index=index,
-        notes=(f"from torch, whose XPU runtime is up; driver {properties.driver_version}",),
+        notes=(
+            f"from torch, whose XPU runtime is up; driver {properties.driver_version}",
+            kind_of(device_id),
+            f"fp64: {_FP64[has_fp64]}",
+        ),
     )
+
+
+_FP64 = {True: "in hardware", False: "none", None: "this torch does not say"}
 
 
 def _arch_of(device_id: int | None) -> Arch:
@@ -181,6 +197,7 @@ def facts_of(unit: Unit, *, index: int | None, notes: tuple[str, ...] = ()) -> D
     arch = _arch_of(card.device_id)
     if card.arch is None:
         notes = (*notes, f"PCI number {card.device_id:04x} is of no architecture known here")
+    notes = (*notes, kind_of(card.device_id))
     if unit.tile is not None:
         notes = (*notes, f"tile {unit.tile} of {card.num_tiles} of the card {card.pci_address}")
     return DeviceFacts(

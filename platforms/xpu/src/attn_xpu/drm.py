@@ -9,9 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_xpu.pci_ids import ARCHS, DISCRETE_ARCHS, INTEL_VENDOR_ID, NAMES
+from attn_xpu.pci_ids import ARCHS, DATA_CENTER_IDS, DISCRETE_ARCHS, INTEL_VENDOR_ID, NAMES
 
-__all__ = ["Card", "read_cards"]
+__all__ = ["Card", "kind_of", "read_cards"]
+
+
+def kind_of(device_id: int | None) -> str:
+    """Say what kind of part a PCI number is: for a data center, a client's card, or integrated."""
+    arch = None if device_id is None else ARCHS.get(device_id)
+    if device_id in DATA_CENTER_IDS:
+        return "a data-center GPU"
+    if arch is None:
+        return "a GPU of unknown kind"
+    return "a client GPU, a card" if arch in DISCRETE_ARCHS else "a client GPU, integrated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ARCHS", "DISCRETE_ARCHS", "INTEL_VENDOR_ID", "NAMES"]
+__all__ = ["ARCHS", "DATA_CENTER_IDS", "DISCRETE_ARCHS", "INTEL_VENDOR_ID", "NAMES"]
 
 INTEL_VENDOR_ID = 0x8086
 
@@ -44,6 +44,10 @@ ARCHS: Mapping[int, str] = MappingProxyType(
     {number: arch for arch, numbers in _IDS.items() for number in numbers}
 )
 """Architecture, as `attn_shared.arch.parse_arch` reads it, by PCI device number."""
+
+DATA_CENTER_IDS = frozenset({*_IDS["pvc"], *_IDS["cri"], *range(0x56C0, 0x56C3)})
+"""PCI device numbers of data-center parts: Max, Crescent Island, and the Flex series, whose
+architecture is that of the Arc A cards. All others are for clients, workstations included."""
 
 NAMES: Mapping[int, str] = MappingProxyType(
     {

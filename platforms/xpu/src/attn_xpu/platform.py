@@ -19,7 +19,7 @@ from attn_shared.request import AttentionRequest
 from attn_shared.torch_build import Runtime, TorchBuild
 from attn_xpu._vendor import ipex, triton, vllm_xpu_kernels
 from attn_xpu._vendor.level_zero import loader_problem
-from attn_xpu.devices import Visible, find_visible, torch_devices
+from attn_xpu.devices import Visible, find_visible, runtime_version, torch_devices
 from attn_xpu.drm import Card, read_cards
 from attn_xpu.priorities import MLA_PREFILL_PRIORITIES, MLA_PRIORITIES, PRIORITIES
 
@@ -41,6 +41,7 @@ class XpuPlatform(Platform):
         device_folder: the folder that stands for "/dev".
         loader_problem: says why Level Zero's loader cannot be opened, or None.
         torch_devices: the devices as torch counts them, or None while its runtime is not up.
+        runtime_version: that of the compute runtime, or None while torch's is not up.
     """
 
     name: ClassVar[str] = "xpu"
@@ -58,6 +59,7 @@ class XpuPlatform(Platform):
         device_folder: Path = Path("/dev"),
         loader_problem: Callable[[], str | None] = loader_problem,
         torch_devices: Callable[[], tuple[DeviceFacts, ...] | None] = torch_devices,
+        runtime_version: Callable[[], str | None] = runtime_version,
     ) -> None:
         self._torch_build = torch_build or TorchBuild.current()
         self._environ = environ
@@ -65,6 +67,7 @@ class XpuPlatform(Platform):
         self._device_folder = device_folder
         self._loader_problem = loader_problem
         self._torch_devices = torch_devices
+        self._runtime_version = runtime_version
         self._seen: tuple[tuple[str | None, ...], Visible] | None = None
 
     def availability(self) -> Availability:
@@ -115,6 +118,20 @@ class XpuPlatform(Platform):
         """Return how to find the attention libraries for Intel GPUs."""
         return (vllm_xpu_kernels.SPEC, ipex.SPEC, triton.SPEC)
 
+    def versions(self) -> dict[str, str]:
+        """Return the kernel's graphics drivers, and the compute runtime's version and torch's.
+
+        No runtime is started: that of the compute runtime is known once torch.xpu runs.
+        """
+        cards = self._visible().cards
+        drivers = sorted({card.driver for card in cards if card.driver})
+        found = {
+            "graphics driver": ", ".join(map(self._driver_version, drivers)),
+            "compute runtime": self._runtime_version() or "",
+            "SYCL of torch": self._torch_build.xpu or "",
+        }
+        return {name: version for name, version in found.items() if version}
+
     def supported_dtypes(self, device: DeviceFacts) -> tuple[torch.dtype, ...]:
         """Return the compute dtypes, which torch for XPU serves on every GPU that it runs on.
 
@@ -127,6 +144,14 @@ class XpuPlatform(Platform):
     @cached_property
     def _cards(self) -> tuple[Card, ...]:
         return read_cards(self._sysfs)
+
+    def _driver_version(self, driver: str) -> str:
+        """Name a module of the kernel, with its version where it has one of its own."""
+        try:
+            version = (self._sysfs / "module" / driver / "version").read_text(encoding="utf-8")
+        except OSError:
+            return driver  # it came with the kernel
+        return f"{driver} {version.strip()}"
 
     @cached_property
     def _loading_problem(self) -> str | None:
