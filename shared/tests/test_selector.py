@@ -51,6 +51,16 @@ def probe():
 """
 
 
+GUEST_TEXT = """
+from attn_shared_fakes import backend
+from attn_shared.inventory import VendorSpec
+MODULE = "attn_fake_vendor"
+PROBE = "attn_fake_vendor:probe"
+SPEC = VendorSpec(name="theirs", distributions=(), module=MODULE, install="", probe=PROBE)
+Ipex = backend("IPEX", vendor_libraries=("theirs",), vendor_specs=(SPEC,))
+"""
+
+
 def installed(name: str, module: str) -> VendorSpec:
     """Return how to find a library that is one written module."""
     return VendorSpec(
@@ -160,6 +170,21 @@ def test_a_third_party_brings_its_own_libraries(write_module: WriteModule) -> No
     registry.register("THEIRS", cls)
     assert selector.inventory(GPU).get("theirs").status is VendorStatus.PRESENT
     assert selector.resolve(request()).chosen == "THEIRS"
+
+
+def test_a_named_backend_of_another_platform_brings_its_own_libraries(
+    write_module: WriteModule,
+) -> None:
+    write_module("attn_fake_vendor", PROBE_TEXT)
+    write_module("attn_fake_ipex", GUEST_TEXT)
+    points = [FakeEntryPoint("IPEX", "attn_fake_ipex:Ipex")]
+    selector = Selector(registry_of(backend("X"), entry_points=points))
+    assert selector.resolve(request()).chosen == "X"
+    assert selector.inventory(GPU).get("theirs").status is VendorStatus.ABSENT
+    assert selector.resolve(request(), policy=Policy(backend="IPEX")).chosen == "IPEX"
+    assert selector.inventory(GPU).get("theirs").status is VendorStatus.PRESENT
+    found = selector.resolve(request(), preset("h200"), Policy(backend="IPEX"))
+    assert found.chosen == "IPEX"
 
 
 def test_what_was_learnt_is_kept_when_a_backend_is_registered(write_module: WriteModule) -> None:

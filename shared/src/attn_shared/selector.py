@@ -48,6 +48,8 @@ class Selector:
         self.registry = registry
         self.cache = SelectionCache()
         self._default_device: DeviceFacts | None = None
+        # By platform, backends that were named: their own libraries are looked for as well.
+        self._named: dict[str, set[tuple[BackendKind, str]]] = {}
         # (platform, is simulated) -> what is known, and the registry's generation then.
         self._inventories: dict[tuple[str, bool], tuple[Inventory, int]] = {}
 
@@ -89,10 +91,15 @@ class Selector:
         )
 
     def vendor_specs(self, device: DeviceFacts) -> tuple[VendorSpec, ...]:
-        """Return how to find the libraries for a device: its platform's, then third parties'."""
-        specs = {s.name: s for s in self.registry.platform_for(device.vendor).vendor_specs()}
+        """Return how to find the libraries for a device: its platform's, then backends' own.
+
+        Those are third parties', and those that were named on a platform that does not know them.
+        """
+        platform = self.registry.platform_for(device.vendor)
+        specs = {s.name: s for s in platform.vendor_specs()}
         kinds: tuple[BackendKind, ...] = ("attention", "mla_prefill")
-        for kind, name in ((k, n) for k in kinds for n in self.registry.third_party_names(k)):
+        names = [(kind, name) for kind in kinds for name in self.registry.third_party_names(kind)]
+        for kind, name in (*names, *sorted(self._named.get(platform.name, ()))):
             try:
                 own = self.registry.load(name, kind).vendor_specs
             except AttnError:
@@ -146,12 +153,24 @@ class Selector:
         """
         policy = policy or Policy()
         device = device or self._first_device()
+        self._look_for(policy.named()[0], kind, device)
         known = self.inventory(device)
         found = self.cache.find(request, device, known, policy, self.registry, kind)
         if found is None:
             found = self._resolve(request, device, policy, kind)
             _LOG.info("%s", found.one_line())
         return found
+
+    def _look_for(self, named: str | None, kind: BackendKind, device: DeviceFacts) -> None:
+        """See to it that the own libraries of a backend that was named are in the inventory."""
+        platform = self.registry.platform_for(device.vendor).name
+        names = self._named.setdefault(platform, set())
+        if named is None or (kind, named) in names:
+            return
+        names.add((kind, named))
+        for key, (known, _) in list(self._inventories.items()):
+            if key[0] == platform:
+                self._inventories[key] = (known, -1)
 
     def _first_device(self) -> DeviceFacts:
         if self._default_device is None:
