@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attn_cuda._fa_providers import Provider
 from attn_shared.quantization import quantize_fp8
+from attn_shared.rounded_sinks import RoundedSinks
 
 __all__ = ["Descales", "Sinks", "without_positive_infinity"]
 
@@ -21,55 +22,11 @@ def without_positive_infinity(lse: Tensor) -> Tensor:
     return lse.masked_fill_(lse == math.inf, -math.inf)
 
 
-class Sinks:
-    """The sinks of a layer as a kernel takes them, and what that leaves to be put right.
-
-    FlashAttention 3 takes bfloat16. Sinks that bfloat16 holds exactly are converted once; of
-    others the kernel gets rounded ones, and output and LSE are corrected by the difference in the
-    denominator, so that a graph may replay with other sinks in the same place.
-    """
+class Sinks(RoundedSinks):
+    """The sinks of a layer; FlashAttention 3 takes bfloat16."""
 
     def __init__(self, provider: Provider) -> None:
-        self._rounds = provider.version == 3
-        self._seen: Tensor | None = None
-        self._seen_version = 0
-        self._converted: Tensor | None = None
-
-    def of(self, sinks: Tensor | None) -> tuple[Tensor | None, bool]:
-        """Return what the kernel gets, and whether that is exact."""
-        if sinks is None or not self._rounds:
-            return sinks, True
-        version = 0 if sinks.is_inference() else sinks._version
-        if sinks is not self._seen or version != self._seen_version:
-            self._look(sinks, version)
-        if self._converted is not None:
-            return self._converted, True
-        return sinks.to(torch.bfloat16), False
-
-    def _look(self, sinks: Tensor, version: int) -> None:
-        """Compare contents, once: that waits for the device, which a capture must not."""
-        self._converted = None
-        if sinks.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        rounded = sinks.to(torch.bfloat16)
-        self._seen, self._seen_version = sinks, version
-        if bool((rounded.float() == sinks).all()):
-            self._converted = rounded
-
-    @staticmethod
-    def correct(output: Tensor, lse: Tensor, sinks: Tensor, rounded: Tensor) -> Tensor:
-        """Put the output (T, Hq, Dv) right in place, and return the right LSE (Hq, T).
-
-        Of L = log(Z + exp(r)) with a rounded sink r, the right one is
-        L + log1p(exp(r - L) * expm1(s - r)). A row without keys has L = -inf, and one whose keys
-        weigh nothing beside the sink +inf, since the kernel scales by the largest key.
-        """
-        near = rounded.float()[:, None]
-        lse = lse.masked_fill(lse == math.inf, -math.inf)
-        shift = (near - lse).exp() * (sinks[:, None] - near).expm1()
-        exact = torch.where(lse == -math.inf, sinks[:, None], lse + shift.log1p())
-        output.mul_((lse - exact).exp().T[..., None])
-        return exact
+        super().__init__(torch.bfloat16 if provider.version == 3 else None)
 
 
 class Descales:
