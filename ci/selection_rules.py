@@ -33,6 +33,7 @@ def selection_rules() -> list[Rule]:
         *_triton(),
         *_flex(),
         *_cpu(),
+        *_xpu(),
         *_caches(),
         *_named(),
         *_orders(),
@@ -72,8 +73,8 @@ def _missing() -> Iterator[Rule]:
 
     provided = DEFAULT_REGISTRY.names()
     for name, known in KNOWN_BACKENDS.items():
-        if name in provided or name in ("FLASHINFER_TRTLLM", "TORCH_MLA"):
-            continue  # nobody else has these two
+        if name in provided or name in ("FLASHINFER_TRTLLM", "IPEX", "TORCH_MLA"):
+            continue  # nobody else has these
         words = PLACEHOLDERS.get(name, f"{known.kernels}; {known.plan}")
         yield _rule(
             f"not provided: {name}" if name in PLACEHOLDERS else f"not provided yet: {name}",
@@ -344,6 +345,40 @@ def _cpu() -> Iterator[Rule]:
     )
 
 
+def _xpu() -> Iterator[Rule]:
+    """v0.25.1 validates nothing on Intel GPUs; attn asks the capability there as anywhere."""
+    names = ("XPU_FLASH_ATTN",)
+    wheel = "the wheel vllm-xpu-kernels 0.1.16.2"
+    yield _rule(
+        "XPU_FLASH_ATTN is not batch-invariant",
+        _refuses(names, "batch_invariance", "here", lambda d: d.config["use_batch_invariant"]),
+        reason="Its kernels split keys by the batch, and its call refuses a number of splits.",
+        evidence=f"vllm#58131: the argument is dropped there; {wheel}, num_splits > 1",
+    )
+    yield _rule(
+        "XPU_FLASH_ATTN takes one scale for keys and one for values",
+        _refuses(
+            names,
+            "per_head_quant_scales",
+            "here",
+            lambda d: d.config["use_per_head_quant_scales"],
+        ),
+        reason="A descale has to be a view of one number.",
+        evidence=f"{wheel}: its check of k_descale and v_descale",
+    )
+    yield _rule(
+        "XPU_FLASH_ATTN reads pages of multiples of 16 tokens",
+        _refuses(
+            names,
+            "block_size",
+            "here",
+            lambda d: int(d.config["block_size"] or 0) % 16 != 0,
+        ),
+        reason="Its kernels raise an error for others, when the first step runs.",
+        evidence=f'{wheel}: "unsupported block_size", "any positive multiple of 16"',
+    )
+
+
 def _caches() -> Iterator[Rule]:
     yield _rule(
         "an encoder without a cache has no block size",
@@ -404,7 +439,6 @@ def _named() -> Iterator[Rule]:
 
 def _orders() -> Iterator[Rule]:
     from attn_shared.known_backends import KNOWN_BACKENDS
-    from attn_shared.registry import DEFAULT_REGISTRY
 
     portable = {name for name in ("TORCH_SDPA", "FLEX_ATTENTION") if name in KNOWN_BACKENDS}
     yield _rule(
@@ -414,11 +448,10 @@ def _orders() -> Iterator[Rule]:
         evidence="vllm#32732, vllm#16808: every cell has a last-resort backend",
     )
     yield _rule(
-        "TRITON_ATTN serves Intel GPUs until XPU_FLASH_ATTN is provided",
+        "TRITON_ATTN serves on Intel GPUs what XPU_FLASH_ATTN refuses",
         lambda d: (
             d.subject == "order"
             and (d.here, d.there, d.row["platform"]) == ("TRITON_ATTN", None, "xpu")
-            and "XPU_FLASH_ATTN" not in DEFAULT_REGISTRY.names()
         ),
         reason="v0.25.1 offers it there by name, for multimodal ranges and for float32.",
         evidence=f"{FACTS}: the decision tree of its XPU platform",

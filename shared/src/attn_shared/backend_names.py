@@ -66,6 +66,7 @@ class AttentionBackendEnum(_RegisteredName):
     FLASHINFER = auto()
     FLASHINFER_TRTLLM = auto()
     XPU_FLASH_ATTN = auto()
+    IPEX = auto()
     CPU_ATTN = auto()
     HPC_ATTN = auto()
     TURBOQUANT = auto()

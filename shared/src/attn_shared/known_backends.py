@@ -74,6 +74,7 @@ KNOWN_BACKENDS = MappingProxyType(
         "FLASHINFER": KnownBackend("mha", (_N,), "FlashInfer", True),
         "FLASHINFER_TRTLLM": KnownBackend("mha", (_N,), "FlashInfer: trtllm-gen, XQA", True),
         "XPU_FLASH_ATTN": KnownBackend("mha", (_I,), "Intel XPU kernels", True),
+        "IPEX": KnownBackend("mha", (_I, _C), "intel-extension-for-pytorch 2.8", True),
         "CPU_ATTN": KnownBackend("mha", (_C,), "native C++", True),
         "HPC_ATTN": KnownBackend("mha", (_N,), "hpc-ops, one model family"),
         "TURBOQUANT": KnownBackend("mha", (_N, _A, _I), "Triton over a compressed cache"),

@@ -9,10 +9,21 @@ __all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES"]
 
 PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="XPU_FLASH_ATTN",
+        priority=PriorityBand.PERFORMANT,
+        provenance="not measured on this hardware; Intel's own kernels before portable ones",
+    ),
+    Rank(
         name="TRITON_ATTN",
         priority=PriorityBand.PERFORMANT - 50,
         provenance="not measured on this hardware; before the backends on torch alone because its "
         "kernels read blocks where they are, and behind the vendors' own",
+    ),
+    Rank(
+        name="IPEX",
+        priority=PriorityBand.PERFORMANT - 75,
+        provenance="not measured on this hardware; behind TRITON_ATTN because its last release is "
+        "for torch 2.8, before the backends on torch alone because it reads blocks where they are",
     ),
     Rank(
         name="TORCH_SDPA",
