@@ -189,7 +189,7 @@ def test_nothing_that_serves_raises_with_every_verdict() -> None:
             "LOST    unavailable  backend LOST failed to load: LOST = no_such_module:X "
             "(attn-lost 0.1): ModuleNotFoundError: No module named 'no_such_module'"
         ),
-        "Hint: each line names the value and what is allowed.",
+        "Hint: each line of a rejected one names the value and what is allowed.",
     ]
     selection = caught.value.selection
     assert selection is not None

@@ -190,10 +190,12 @@ def test_a_named_generation_is_taken_or_refused(arch: str) -> None:
 def test_a_named_generation_that_cannot_serve_gives_its_reasons() -> None:
     refused = reason("9.0", EVERYTHING, flash_attn_version=4, has_alibi=True)
     assert (refused.code, refused.value) == ("flash_attn_version", "4")
-    assert "2, 3, 4 on sm_90" in refused.allowed
-    assert "flash_attn_4: alibi=True" in refused.allowed
+    # ALiBi is FlashAttention 2's alone: neither 4, which was refused, nor 3 is among the allowed.
+    assert refused.allowed.startswith("2 on sm_90 | flash_attn_4: alibi=True")
     refused = reason("8.0", EVERYTHING, flash_attn_version=3)
     assert refused.allowed == "2 on sm_80"
+    refused = reason("9.0", EVERYTHING, flash_attn_version=3, head_size=512)
+    assert refused.allowed.startswith("no version on sm_90 | ")
 
 
 def test_nothing_installed_names_every_library() -> None:

@@ -130,7 +130,7 @@ def _refusal(selection: Selection) -> AttnError:
         return NoBackendError(
             f"no backend serves this request on {place}:\n{selection.table()}\n",
             selection=selection,
-            hint="each line names the value and what is allowed.",
+            hint="each line of a rejected one names the value and what is allowed.",
         )
     verdict = selection.verdict(named)
     who = "the model requires" if decided_by is DecidedBy.MODEL else "was named"

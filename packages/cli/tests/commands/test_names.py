@@ -67,12 +67,15 @@ def test_a_request_beside_a_name_gets_both_answers(attn: Any) -> None:
     assert text.index("attn-torch") < text.index("Asked: 8 query heads")
 
 
-def test_a_capability_that_raises_leaves_the_limits_out(
+def test_a_capability_that_raises_is_quoted_in_the_place_of_limits(
     attn: Any, paged16: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DEFAULT_REGISTRY.load(paged16), "capability", lambda *_: 1 // 0)
     (row,) = attn.json("explain", paged16, "--device", "h200")["backends"]
     assert (row["status"], row["limits"]) == ("provided", None)
+    words = "its capability raised ZeroDivisionError: integer division or modulo by zero"
+    assert row["limits_error"] == f"{words} on NVIDIA H200"
+    assert words in " ".join(attn("explain", paged16, "--device", "h200").stdout.split())
 
 
 def test_a_third_partys_backend_has_no_name_elsewhere(attn: Any, paged16: str) -> None:
@@ -93,6 +96,12 @@ def test_a_third_partys_backend_has_no_name_elsewhere(attn: Any, paged16: str) -
         (("explain", "--diff", "h100", "b200", "--device", "t4"), "together with --diff"),
         (("select", "--num-heads", "8", "--max-model-len", "9"), "with --model"),
         (("explain",), "--num-heads is missing"),
+        (
+            ("explain", "TORCH_SDPA", "--head-size", "64", "--kv-cache-dtype", "fp8"),
+            "--head-size, --kv-cache-dtype is given without a request; allowed: with --num-heads",
+        ),
+        (("explain", "--from", "vllm:FLASHINFER", "--sinks"), "--sinks is given without a request"),
+        (("explain", "TORCH_SDPA", "--backend", "TORCH_SDPA"), "--backend is given without"),
     ],
 )
 def test_bad_input(attn: Any, words: tuple[str, ...], message: str) -> None:

@@ -106,6 +106,18 @@ def test_where_nothing_fits_the_verdicts_are_shown(attn: Any) -> None:
     assert (quiet.exit_code, quiet.stdout) == (3, "")
 
 
+def test_a_brief_answer_promises_no_more_than_it_shows(attn: Any) -> None:
+    words = ("--device", "h200", *MODEL, "--kv-cache-dtype", "nvfp4")
+    short = attn("select", *words)
+    assert "allowed" not in short.stdout
+    assert (
+        "Hint: attn explain, with the same options, says of each what is allowed." in short.stderr
+    )
+    assert "allowed" in attn("explain", *words).stdout
+    hint = attn.json("select", *words, code=3)["error"]["hint"]  # whose verdicts have them
+    assert hint == "each line of a rejected one names the value and what is allowed."
+
+
 def test_where_nothing_fits_json_has_the_verdicts(attn: Any, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     words = ("select", "--device", "h200", *MODEL, "--kv-cache-dtype", "nvfp4")

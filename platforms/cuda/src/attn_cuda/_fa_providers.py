@@ -99,14 +99,24 @@ def resolve_provider(
         inventory: what is installed.
         request: what is asked; a named `flash_attn_version` is taken or refused, never replaced.
     """
+    provider, refused = _tried(device, inventory, request, request.flash_attn_version)
+    if provider is not None:
+        return Resolution(provider=provider)
+    return Resolution(reason=_refusal(device, inventory, request, refused))
+
+
+def _tried(
+    device: DeviceFacts, inventory: Inventory, request: AttentionRequest, version: int | None
+) -> tuple[Provider | None, list[_Refused]]:
+    """Return the first build that serves, of one generation or of all, and those before it."""
     refused: list[_Refused] = []
-    for library in _ranked(device, request.flash_attn_version):
+    for library in _ranked(device, version):
         entry = inventory.get(library.name)
         against = list(objections(library, entry.build, device, request))
         if entry.is_usable and not against:
-            return Resolution(provider=_provider(library, entry))
+            return _provider(library, entry), refused
         refused.append((library, entry, against))
-    return Resolution(reason=_refusal(device, inventory, request, refused))
+    return None, refused
 
 
 def _ranked(device: DeviceFacts, version: int | None) -> list[Library]:
@@ -141,6 +151,9 @@ _SCHEDULED = {
 _Refused = tuple[Library, VendorEntry, list[Reason]]
 """A library, what is known of it, and what it objects to."""
 
+_Met = list[tuple[str, list[Reason]]]
+"""Names of libraries, and what each objects to."""
+
 
 def _refusal(
     device: DeviceFacts, inventory: Inventory, request: AttentionRequest, refused: list[_Refused]
@@ -154,7 +167,7 @@ def _refusal(
     met = [(entry.name, why) for _, entry, why in refused if why and entry.is_usable]
     if request.flash_attn_version is not None:
         found = met or [(entry.name, why) for _, entry, why in refused if why]
-        return _named_refusal(device, request.flash_attn_version, found, hint)
+        return _named_refusal(device, inventory, request, found, hint)
     if not met:
         return _no_build(device, inventory, hint)
     first = met[0][1][0]
@@ -165,10 +178,15 @@ def _refusal(
 
 
 def _named_refusal(
-    device: DeviceFacts, version: int, met: list[tuple[str, list[Reason]]], hint: str
+    device: DeviceFacts, inventory: Inventory, request: AttentionRequest, met: _Met, hint: str
 ) -> Reason:
-    versions = sorted({library.version for library in _ranked(device, None)})
-    served = f"{', '.join(map(str, versions)) or 'none'} on {device.arch}"
+    """Say which versions would serve this request instead, and why the one named does not."""
+    version = request.flash_attn_version
+    others = sorted({library.version for library in _ranked(device, None)} - {version})
+    serving = [
+        str(other) for other in others if _tried(device, inventory, request, other)[0] is not None
+    ]
+    served = f"{', '.join(serving) or 'no version'} on {device.arch}"
     words = [f"{name}: {'; '.join(map(str, why))}" for name, why in met]
     allowed = " | ".join([served, *words])
     return Reason(code="flash_attn_version", value=str(version), allowed=allowed, hint=hint)

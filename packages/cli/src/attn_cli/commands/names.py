@@ -96,21 +96,31 @@ def _find(name: str) -> dict[str, Any]:
 
 def _limits(row: dict[str, Any], device: DeviceFacts | None) -> dict[str, Any]:
     """Return what it can do on the device, or on one that it runs on."""
+    from attn_shared.capability import Capability
     from attn_shared.device import PRESETS
 
     of_vendor = [d for d in PRESETS.values() if str(d.vendor) in row["vendors"]]
     places = of_vendor if device is None else [device]
     found = [(place, *_limits_on(row, place)) for place in places]
-    known = [(place, source, limits) for place, source, limits in found if limits is not None]
+    known = [(p, source, limits) for p, source, limits in found if isinstance(limits, Capability)]
     if not known:
-        return {"limits_of": None, "limits": None}
+        words = next((limits for _, _, limits in found if isinstance(limits, str)), None)
+        return {"limits_of": None, "limits": None, "limits_error": words}
     running = (each for each in known if any(limit.admits(each[0]) for limit in each[2].devices))
     place, source, limits = next(running, known[0])
-    return {"limits_of": f"{source} on {place.name}", "limits": limits.to_dict()}
+    return {
+        "limits_of": f"{source} on {place.name}",
+        "limits": limits.to_dict(),
+        "limits_error": None,
+    }
 
 
-def _limits_on(row: dict[str, Any], device: DeviceFacts) -> tuple[str, Capability | None]:
-    """Return whose word it is, and what it says: the class's own, else what is published."""
+def _limits_on(row: dict[str, Any], device: DeviceFacts) -> tuple[str, Capability | str | None]:
+    """Return whose word it is, and what it says: the class's own, else what is published.
+
+    Where the class has none for the device, what it raised instead, in its own words.
+    """
+    from attn_shared.errors import own_words
     from attn_shared.known_limits import SOURCE, published_limits
     from attn_shared.registry import DEFAULT_REGISTRY
     from attn_shared.selector import DEFAULT_SELECTOR
@@ -120,11 +130,11 @@ def _limits_on(row: dict[str, Any], device: DeviceFacts) -> tuple[str, Capabilit
     if row["status"] != "provided":
         return SOURCE, published_limits(row["name"], device)
     cls = DEFAULT_REGISTRY.load(row["name"])
-    # A third party's capability may raise anything; then nothing is known of this device.
+    # A third party's capability may raise anything; then nothing else is known of this device.
     try:
         limits = cls.capability(device, DEFAULT_SELECTOR.inventory(device))
-    except Exception:  # noqa: BLE001
-        return "", None
+    except Exception as error:  # noqa: BLE001
+        return "", f"its capability raised {own_words(error)} on {device.name}"
     return str(row["provided_by"]), limits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from attn_shared.settings import Settings
 
 __all__ = ["ExplainFlags", "explain", "select"]
+
+_IN_FULL = "attn explain, with the same options, says of each what is allowed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ def explain(explained: ExplainFlags, request: RequestFlags, output: OutputFlags)
         return explain_diff(request, explained.diff, settings, output)
     is_asked = request.num_heads is not None or request.model is not None
     if not is_asked and (explained.name is not None or request.from_name is not None):
+        _refuse_half_a_request(request)
         return explain_names(explained.name, foreign_name_of(request), _device(request), output)
     return _answer(request, output, settings, is_full=True, about=explained.name)
 
@@ -89,6 +92,27 @@ def _refuse_together(explained: ExplainFlags, request: RequestFlags) -> None:
             raise InvalidInputError.for_argument(
                 "BACKEND", f"{explained.name!r} together with {option}", "one of them"
             )
+
+
+def _refuse_half_a_request(request: RequestFlags) -> None:
+    """Refuse flags of a request beside a name where no request is made.
+
+    Raises:
+        InvalidInputError: names them, and what makes a request.
+    """
+    used = {"device", "from_name", "num_heads", "model"}
+    given = [
+        f"--{item.name.replace('_', '-')}"
+        for item in fields(request)
+        if item.name not in used and getattr(request, item.name) != item.default
+    ]
+    if given:
+        raise InvalidInputError.for_argument(
+            ", ".join(given),
+            "given without a request",
+            "with --num-heads and --head-size, or --model",
+            hint="what is known of a backend depends on --device alone.",
+        )
 
 
 def _refuse_unused(request: RequestFlags, *, has_devices: bool = False) -> None:
@@ -126,7 +150,7 @@ def _answer(
     is_full: bool,
     about: str | None = None,
 ) -> int:
-    from attn_shared.errors import AttnError
+    from attn_shared.errors import AttnError, NoBackendError
 
     try:
         if flags.model is not None:
@@ -137,6 +161,8 @@ def _answer(
         refused: Selection | None = getattr(error, "selection", None)
         if refused is not None and not (output.as_json or output.quiet):
             show(_view(refused, is_full=is_full))
+            if not is_full and type(error) is NoBackendError:
+                error.hint = _IN_FULL  # a brief line has no room for what is allowed
         raise
     return 0
 

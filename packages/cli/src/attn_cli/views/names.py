@@ -51,6 +51,7 @@ def _facts(row: Record) -> Iterator[tuple[str, Text]]:
         "error": row["error"]["message"] if row["error"] else None,
         "elsewhere": "; ".join(f"{key}: {', '.join(v)}" for key, v in row["elsewhere"].items()),
         "limits of": row["limits_of"],
+        "limits": row["limits_error"],
     }
     yield from ((key, Text(str(value))) for key, value in facts.items() if value)
     limits = row["limits"]
