@@ -31,7 +31,7 @@ from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import slot_mapping_for, write_kv
 from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.ranks import ContextParallel
+from attn_shared.ranks import ContextParallel, NoGroup
 from attn_shared.reference import AttentionOptions, paged_attention
 from attn_shared.sharded_batch import sharded_batch
 from attn_shared.spec import BuildConfig
@@ -74,8 +74,8 @@ def _starts(lens: tuple[int, ...] | list[int]) -> torch.Tensor:
 def run(case: Case, groups: Groups, seed: int) -> str:
     """Return what is wrong with this rank's answer, "" if nothing is."""
     place = ContextParallel(
-        dcp_group=groups.get(f"dcp {case.dcp} {case.pcp}"),
-        pcp_group=groups.get(f"pcp {case.dcp} {case.pcp}"),
+        dcp_group=groups.get(f"dcp {case.dcp} {case.pcp}", NoGroup.LEFT_OUT),
+        pcp_group=groups.get(f"pcp {case.dcp} {case.pcp}", NoGroup.LEFT_OUT),
         interleave=case.interleave,
         combine=case.combine,
     )

@@ -94,6 +94,36 @@ class TestLocalSlots:
         assert one.tolist() == [11, -1, -1, 16]
         assert zero.dtype is torch.int64
 
+    @pytest.mark.parametrize(
+        ("changed", "words"),
+        [
+            ({"block_table": [[5]]}, "block_table is a list"),
+            ({"block_table": i32(5)}, r"block_table is of torch.int32 \(1,\); allowed: a tensor"),
+            ({"block_table": torch.zeros(1, 1)}, "block_table is of torch.float32"),
+            ({"block_table": i32().view(1, 0)}, "block_table is without a column"),
+            ({"query_start_loc": i32(0, 1, 2)}, "of 1, 3 and 1 entries; allowed: B, B . 1 and B"),
+            ({"seq_lens": torch.ones(1)}, "seq_lens is of torch.float32"),
+            ({"seq_lens": torch.ones(1, dtype=torch.int32, device="meta")}, "on cpu, meta"),
+            ({"block_size": 0}, "block_size is 0; allowed: an integer >= 1"),
+            ({"block_size": 4.0}, r"block_size is 4\.0"),
+            ({"rank": 2}, "rank is 2; allowed: 0 to 1"),
+            ({"rank": 0.5}, r"rank is 0\.5; allowed: 0 to 1"),
+            ({"world_size": 2.0}, r"world_size is 2\.0; allowed: an integer >= 1"),
+            ({"interleave": True}, "interleave is True"),
+        ],
+    )
+    def test_odd_arguments_are_refused(self, changed: dict[str, Any], words: str) -> None:
+        arguments = {
+            "block_table": i32(5).view(1, 1),
+            "query_start_loc": i32(0, 1),
+            "seq_lens": i32(3),
+            "block_size": 4,
+            "world_size": 2,
+            "rank": 0,
+        }
+        with pytest.raises(InvalidInputError, match=words):
+            local_slot_mapping(**{**arguments, **changed})
+
     def test_a_padded_row_writes_nothing(self) -> None:
         slots = local_slot_mapping(
             i32(5, 6).view(2, 1), i32(0, 1, 2), i32(0, 1), 4, world_size=1, rank=0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed
 
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 from attn_shared.ranks import ContextParallel
@@ -34,3 +35,12 @@ def test_combines_are_named() -> None:
         ContextParallel(combine="a2q")
     with pytest.raises(InvalidRequestError, match=r"combine='a2a' .* nobody to exchange with"):
         ContextParallel(combine="a2a")
+
+
+@pytest.mark.parametrize("name", ["dcp_group", "pcp_group"])
+def test_a_group_that_does_not_exist_yet_is_refused(name: str) -> None:
+    world = torch.distributed.group.WORLD
+    assert world is None  # no process of these tests has joined a group
+    with pytest.raises(InvalidRequestError, match=f"{name}=None is not allowed") as caught:
+        ContextParallel(**{name: world})
+    assert "init_process_group comes first" in caught.value.hint

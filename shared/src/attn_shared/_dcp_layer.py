@@ -28,7 +28,7 @@ from attn_shared.errors import InvalidRequestError, MetadataError, UnsupportedOp
 from attn_shared.impl import AttentionImplBase, AttentionLayer
 from attn_shared.merge import merge_attn_states, to_natural
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.ranks import ContextParallel, compare_ranks, gather_objects
+from attn_shared.ranks import ContextParallel, NoGroup, compare_ranks, gather_objects
 from attn_shared.spec import LayerSpec
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class DcpLayer:
             RanksDisagreeError: another rank built another layer.
         """
         cache = self.spec.kv_cache_spec
-        if cache is None or self.place.dcp_group is None:
+        if cache is None or isinstance(self.place.dcp_group, NoGroup):
             raise InvalidRequestError.for_field("dcp_size", self.place.dcp_size, "1 without cache")
         self._group = self.place.dcp_group
         self.shard = Shard(

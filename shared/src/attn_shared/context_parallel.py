@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from attn_shared._integer_checks import check_batch_tensors, check_count
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
 from attn_shared.kv_write import PAD_SLOT_ID, token_positions
 from attn_shared.merge import merge_many, to_natural
@@ -153,9 +154,12 @@ def local_slot_mapping(
         interleave: consecutive tokens that one rank holds.
 
     Raises:
-        InvalidInputError: as `local_seq_lens`.
+        InvalidInputError: as `local_seq_lens`, or a tensor is none of integers of that shape, or
+            they lie on several devices.
     """
     _check_place(world_size, rank, interleave)
+    check_batch_tensors(block_table, query_start_loc, seq_lens)
+    check_count("block_size", block_size)
     request, position = token_positions(query_start_loc, seq_lens)
     local = local_index(position.clamp_min(0), world_size, interleave)
     # Another rank's token may have its place past the end of this rank's row.
@@ -329,10 +333,11 @@ def single_collective(name: str, older_name: str) -> Callable[..., Any]:
 
 def _check_place(world_size: int, rank: int | None, interleave: int) -> None:
     for name, value in (("world_size", world_size), ("interleave", interleave)):
-        if value < 1:
-            raise InvalidInputError.for_argument(name, value, "an integer >= 1")
-    if rank is not None and not 0 <= rank < world_size:
-        raise InvalidInputError.for_argument("rank", rank, f"0 to {world_size - 1}")
+        check_count(name, value)
+    if rank is None:
+        return
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+        raise InvalidInputError.for_argument("rank", repr(rank), f"0 to {world_size - 1}")
 
 
 def _check_shard(output: torch.Tensor, lse: torch.Tensor, world_size: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,33 +24,48 @@ from attn_shared.errors import InvalidRequestError, RanksDisagreeError, UnknownN
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["ContextParallel", "compare_ranks", "gather_objects", "group_rank", "group_size"]
+__all__ = [
+    "ContextParallel",
+    "NoGroup",
+    "compare_ranks",
+    "gather_objects",
+    "group_rank",
+    "group_size",
+]
+
+
+class NoGroup(Enum):
+    """The default of a group; None is what `dist.group.WORLD` is before the processes join it."""
+
+    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
     """Over which ranks a layer's sequences are spread.
 
+    A group that is given has to exist.
+
     Attributes:
         dcp_group: ranks among which the cache is sharded. All of them have the same kv heads, and
-            each its own query heads; None: each rank holds whole sequences.
+            each its own query heads; left out, each rank holds whole sequences.
         interleave: consecutive tokens that one rank holds; it divides the block size.
         combine: one of `context_parallel.COMBINES`; None: "a2a" for a batch-invariant layer, whose
             sums must not depend on a collective's order, else "ag_rs".
-        pcp_group: ranks among which the step's tokens are split; None: each rank has them all.
+        pcp_group: ranks among which the step's tokens are split; left out, each has them all.
     """
 
-    dcp_group: ProcessGroup | None = None
+    dcp_group: ProcessGroup | NoGroup = NoGroup.LEFT_OUT
     interleave: int = 1
     combine: str | None = None
-    pcp_group: ProcessGroup | None = None
+    pcp_group: ProcessGroup | NoGroup = NoGroup.LEFT_OUT
 
     def __post_init__(self) -> None:
         """Refuse what no rank could serve.
 
         Raises:
-            InvalidRequestError: the interleave is no count, a group does not hold this process, or
-                a combine is named and there is nobody to exchange with.
+            InvalidRequestError: the interleave is no count, a group does not exist yet or does not
+                hold this process, or a combine is named and there is nobody to exchange with.
             UnknownNameError: there is no such combine.
         """
         if isinstance(self.interleave, bool) or not isinstance(self.interleave, int):
@@ -60,7 +76,17 @@ class ContextParallel:
             raise UnknownNameError.for_name("combine", self.combine, COMBINES)
         for name in ("dcp_group", "pcp_group"):
             group = getattr(self, name)
-            if group is not None and group_rank(group) < 0:
+            if group is NoGroup.LEFT_OUT:
+                continue
+            if group is None:
+                raise InvalidRequestError.for_field(
+                    name,
+                    None,
+                    "a process group; leave it out where there is none",
+                    hint="torch.distributed.init_process_group comes first: until then "
+                    "dist.group.WORLD is None, and the layer would run unsharded.",
+                )
+            if group_rank(group) < 0:
                 raise InvalidRequestError.for_field(
                     name, "a group without this process", "a group that it belongs to"
                 )
@@ -110,14 +136,14 @@ class ContextParallel:
         return self.combine or ("a2a" if batch_invariant else "ag_rs")
 
 
-def group_size(group: ProcessGroup | None) -> int:
+def group_size(group: ProcessGroup | NoGroup) -> int:
     """Return how many ranks a group has; no group is one rank."""
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if isinstance(group, NoGroup) else dist.get_world_size(group)
 
 
-def group_rank(group: ProcessGroup | None) -> int:
+def group_rank(group: ProcessGroup | NoGroup) -> int:
     """Return this process's rank in a group, -1 if it is not in it; without a group, 0."""
-    return 0 if group is None else dist.get_rank(group)
+    return 0 if isinstance(group, NoGroup) else dist.get_rank(group)
 
 
 def gather_objects(group: ProcessGroup, value: Any) -> list[Any]:

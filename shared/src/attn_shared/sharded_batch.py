@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attn_shared._fields import require_positive
+from attn_shared._integer_checks import check_count, check_integers, host_lens
 from attn_shared.context_parallel import local_seq_lens, local_slot_mapping
 from attn_shared.errors import MetadataError
 from attn_shared.metadata import CommonAttentionMetadata
@@ -54,10 +55,11 @@ def sharded_batch(
         MetadataError: lengths contradict each other, or a row has too few blocks for its share.
         UnknownNameError: an option is no field.
     """
-    if not isinstance(block_table, torch.Tensor) or block_table.ndim != 2:
-        raise MetadataError.for_argument("block_table", repr(block_table), "a tensor (B, M)")
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-        raise MetadataError.for_argument("block_size", repr(block_size), "an integer >= 1")
+    check_integers("block_table", block_table, 2, "(B, M)")
+    if not isinstance(place, ContextParallel):
+        raise MetadataError.for_argument("place", repr(place), "a ContextParallel")
+    check_count("block_size", block_size)
+    query_lens, seq_lens = host_lens("query_lens", query_lens), host_lens("seq_lens", seq_lens)
     if block_size % place.interleave:
         raise MetadataError.for_argument(
             "block_size", block_size, f"a multiple of interleave={place.interleave}"
