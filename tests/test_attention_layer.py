@@ -368,5 +368,16 @@ def test_a_plan_for_another_window_is_refused(backend: str) -> None:
     attention = layer(backend=backend, window=(3, 0))
     plan = layer(backend=backend).plan(batch([2], [7]))
     new = rows(2, KV_HEADS, SIZE)
+    cache = attention.allocate(12)
     with pytest.raises(InvalidInputError, match="planned for"):
-        attention.forward(rows(2, HEADS, SIZE), new, new, attention.allocate(12), plan)
+        attention.forward(rows(2, HEADS, SIZE), new, new, cache, plan)
+    assert not cache.any()  # refused before the step's keys were written
+
+
+def test_a_plan_of_another_backend_is_refused_before_the_cache_is_written() -> None:
+    attention = layer(backend="TORCH_SDPA")
+    plan = layer(backend="FLEX_ATTENTION").plan(batch([2], [7]))
+    new, cache = rows(2, KV_HEADS, SIZE), attention.allocate(12)
+    with pytest.raises(InvalidInputError, match="metadata is a FlexMetadata"):
+        attention.forward(rows(2, HEADS, SIZE), new, new, cache, plan)
+    assert not cache.any()

@@ -86,6 +86,19 @@ class AttentionImpl(AttentionImplBase[M]):
 
     write_kv: Callable[..., None] = staticmethod(write_kv)
 
+    def check_metadata(self, metadata: M) -> None:
+        """Refuse a step that was not planned for such a layer.
+
+        `Attention` asks before it writes the step's keys, so that a step of another layer changes
+        no cache; `forward` refuses the same. It costs a look-up, not more.
+
+        Args:
+            metadata: what some builder returned.
+
+        Raises:
+            InvalidInputError: it is another backend's, or has nothing for layers of this kind.
+        """
+
     @abstractmethod
     def forward(
         self,

@@ -303,8 +303,8 @@ class Attention:
             (T, Hq, Dv).
 
         Raises:
-            InvalidInputError: an argument does not fit the layer, and nothing was written; or the
-                plan is not of its backend and options, seen after the step's keys were.
+            InvalidInputError: an argument does not fit the layer, or the plan is not of its backend
+                and options; nothing was written.
         """
         if not isinstance(plan, StepPlan):
             raise InvalidInputError.for_argument(
@@ -322,6 +322,7 @@ class Attention:
         slots = plan.common.slot_mapping
         if self._writes_cache and kv_cache is not None and key is not None and slots is not None:
             # The implementation checks too, but when the cache is already changed.
+            self.impl.check_metadata(plan.metadata)
             self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
             if value is None:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")

@@ -83,6 +83,22 @@ class LayerCalls:
         has_inline = bool(getattr(spec.kv_cache_spec, "has_inline_scales", False))
         self._has_own = spec.has_sinks or spec.has_alibi or has_inline
 
+    def planned(self, metadata: TritonAttentionMetadata) -> Step:
+        """Return the step's launches for such layers.
+
+        Raises:
+            InvalidInputError: there are none.
+        """
+        step = metadata.step(self.visibility)
+        if step is None:
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"planned for {list(metadata.plans)}",
+                f"a plan for {self.visibility}",
+                hint=f"build it with a {NAME} builder that was given this layer.",
+            )
+        return step
+
     def run(
         self,
         layer: AttentionLayer,
@@ -104,9 +120,7 @@ class LayerCalls:
             tensors: returns the same as tensors, for calls that are looked at.
             metadata: the step.
         """
-        step = metadata.step(self.visibility)
-        if step is None:
-            raise _unplanned(self.visibility, metadata)
+        step = self.planned(metadata)
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
@@ -289,15 +303,6 @@ def _union(addresses: Sequence[int | None]) -> int:
         if address is not None:
             bits |= address
     return bits
-
-
-def _unplanned(visibility: Visibility, metadata: TritonAttentionMetadata) -> InvalidInputError:
-    return InvalidInputError.for_argument(
-        "metadata",
-        f"planned for {list(metadata.plans)}",
-        f"a plan for {visibility}",
-        hint=f"build it with a {NAME} builder that was given this layer.",
-    )
 
 
 def _launch(

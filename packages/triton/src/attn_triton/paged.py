@@ -97,13 +97,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
-        if not isinstance(metadata, TritonAttentionMetadata):
-            raise InvalidInputError.for_argument(
-                "metadata",
-                f"a {type(metadata).__name__}",
-                "a TritonAttentionMetadata",
-                hint=f"build it with a {self.backend_name} builder that was given this layer.",
-            )
+        self.check_metadata(metadata)
         device = query.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -117,6 +111,17 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             into = torch.empty_like(output, memory_format=torch.contiguous_format)
         self._calls.run(layer, query, into, lse, keys, tensors, metadata)
         return output if into is output else output.copy_(into)
+
+    def check_metadata(self, metadata: TritonAttentionMetadata) -> None:
+        """Refuse another backend's metadata, and a step without a plan for this layer."""
+        if not isinstance(metadata, TritonAttentionMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"a {type(metadata).__name__}",
+                "a TritonAttentionMetadata",
+                hint=f"build it with a {self.backend_name} builder that was given this layer.",
+            )
+        self._calls.planned(metadata)
 
     def _keys(
         self,

@@ -75,7 +75,7 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
             InvalidInputError: an argument does not fit the layer or the batch.
             UnsupportedOptionError: sinks, slopes or scales that would be dropped.
         """
-        self._check_plan(metadata)
+        self.check_metadata(metadata)
         spec, num_rows = self.spec, metadata.batch.num_tokens
         self._checker.check_tensors(query, output, lse, num_rows)
         self._checker.check_layer(layer, query.device)
@@ -95,7 +95,7 @@ class FlexAttentionImpl(AttentionImpl[FlexMetadata]):
             _add_sinks(out, own_lse, layer.sinks)
         return output
 
-    def _check_plan(self, metadata: FlexMetadata) -> None:
+    def check_metadata(self, metadata: FlexMetadata) -> None:
         """Refuse another backend's metadata, and masks that were planned for another layer."""
         hint = "build it with a FLEX_ATTENTION builder that was given this layer."
         if not isinstance(metadata, FlexMetadata):

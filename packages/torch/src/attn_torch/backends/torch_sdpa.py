@@ -127,6 +127,10 @@ class TorchSDPAImpl(AttentionImpl[TorchSDPAMetadata]):
         call.run(plan)
         return output
 
+    def check_metadata(self, metadata: TorchSDPAMetadata) -> None:
+        """Refuse another backend's metadata, and a step without a plan for this layer."""
+        self._plan(metadata)
+
     def _plan(self, metadata: TorchSDPAMetadata) -> Plan:
         """Return the step's calls for this layer."""
         hint = "build it with a TORCH_SDPA builder that was given this layer."

@@ -168,6 +168,10 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._attend(layer, query, output, lse, keys, metadata, plan)
         return output
 
+    def check_metadata(self, metadata: CpuAttnMetadata) -> None:
+        """Refuse another backend's metadata, and a step without a plan for this layer."""
+        self._plan(metadata)
+
     def _plan(self, metadata: CpuAttnMetadata) -> Plan:
         """Return the step's partition for this layer."""
         hint = f"build it with a {NAME} builder that was given this layer."

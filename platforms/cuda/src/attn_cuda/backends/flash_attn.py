@@ -154,7 +154,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
-        self._check_metadata(metadata)
+        self.check_metadata(metadata)
         device = metadata.step.query_start_loc.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -180,7 +180,8 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
             lse[:, : rows.shape[0]].copy_(found)
         return output if result is output else self._delivered(result, query, output)
 
-    def _check_metadata(self, metadata: FlashAttnMetadata) -> None:
+    def check_metadata(self, metadata: FlashAttnMetadata) -> None:
+        """Refuse another backend's metadata, and a step that was made for another build."""
         hint = "build it with a FLASH_ATTN builder that was given this layer."
         if not isinstance(metadata, FlashAttnMetadata):
             raise InvalidInputError.for_argument(
