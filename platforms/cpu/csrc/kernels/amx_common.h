@@ -21,63 +21,6 @@ static inline __m512i narrow(vf low, vf high) { return (__m512i)_mm512_cvtne2ps_
 static inline __mmask32 first32(int64_t n) {
   return n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << imax(n, 0)) - 1u);
 }
-static inline __mmask64 first64(int64_t n) {
-  return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << imax(n, 0)) - 1u;
-}
-
-// bfloat16 holds every e4m3, e5m2 and int8 value, so that a byte is looked up: 256 values as high and low bytes.
-struct ByteTable {
-  alignas(64) uint8_t high[256], low[256];
-};
-static inline void fill_table(DType t, ByteTable& table) {
-  for (int i = 0; i < 256; i++) {
-    const float x = t == DType::kE4M3   ? from_e4m3(static_cast<uint8_t>(i))
-                    : t == DType::kE5M2 ? from_e5m2(static_cast<uint8_t>(i))
-                                        : static_cast<float>(static_cast<int8_t>(i));
-    const uint16_t bits = to_bf16(x);
-    table.high[i] = static_cast<uint8_t>(bits >> 8);
-    table.low[i] = static_cast<uint8_t>(bits);
-  }
-}
-static inline const ByteTable& byte_table(DType t) {
-  struct Tables {
-    ByteTable of[3];
-    Tables() {
-      fill_table(DType::kE4M3, of[0]);
-      fill_table(DType::kE5M2, of[1]);
-      fill_table(DType::kInt8, of[2]);
-    }
-  };
-  static const Tables tables;
-  return tables.of[t == DType::kE4M3 ? 0 : t == DType::kE5M2 ? 1 : 2];
-}
-
-// FLOAT: a sign and a magnitude, so that half of the table does.
-template <bool FLOAT>
-struct Widener {
-  __m512i high[4], low[4];
-  explicit Widener(const ByteTable& t) {
-    for (int i = 0; i < 4; i++) {
-      high[i] = _mm512_load_si512(t.high + 64 * i);
-      low[i] = _mm512_load_si512(t.low + 64 * i);
-    }
-  }
-  static __m512i look_up(const __m512i* t, __m512i x) {
-    const __m512i a = _mm512_permutex2var_epi8(t[0], x, t[1]);
-    if (FLOAT) return a;
-    return _mm512_mask_mov_epi8(a, _mm512_movepi8_mask(x), _mm512_permutex2var_epi8(t[2], x, t[3]));
-  }
-  // 64 bytes to 64 bfloat16, in order.
-  void widen(__m512i x, __m512i& first, __m512i& second) const {
-    // Quadwords are placed so that the interleaving of bytes within lanes gives whole vectors in order.
-    x = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), x);
-    const __m512i l = look_up(low, x);
-    __m512i h = look_up(high, x);
-    if (FLOAT) h = _mm512_ternarylogic_epi64(h, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // h | (x & sign)
-    first = _mm512_unpacklo_epi8(l, h);
-    second = _mm512_unpackhi_epi8(l, h);
-  }
-};
 
 // One stored row of n elements as bfloat16, zeros up to `padded`, a multiple of 32.
 template <class W>
@@ -114,11 +57,13 @@ static inline void stage_rows(DType t, const char* from, int64_t stride, int cou
 struct StepTiles {
   const bf *key[4], *value[4];
   int64_t key_step, value_step;
+  const char* stored[4];  // values as they are stored, a slot apart, where `TileSource::bytes` leaves them there
 };
 
 // Where tiles come from in one call.
 struct TileSource {
   bool words, key_direct, value_direct;  // direct: tiles are loaded from the cache itself
+  bool bytes;                            // values of full steps are widened as they are packed, not before
   int width, width_v;                    // head sizes rounded up to 32
 };
 static inline TileSource tile_source(const Call& c) {
@@ -128,6 +73,8 @@ static inline TileSource tile_source(const Call& c) {
   const bool whole = s.words && (!c.table || c.block_size % 16 == 0);
   s.key_direct = whole && c.head_size % 32 == 0;
   s.value_direct = whole && c.head_size_v % 32 == 0;
+  s.bytes = (c.kv_dtype == DType::kE4M3 || c.kv_dtype == DType::kE5M2) && c.table && c.block_size % 16 == 0 &&
+            c.head_size_v % 64 == 0;
   s.width = static_cast<int>(round_up(c.head_size, 32));
   s.width_v = static_cast<int>(round_up(c.head_size_v, 32));
   return s;
@@ -164,10 +111,11 @@ static inline void prefetch_stored(const Call& c, int b, int h, int64_t t, int64
 }
 
 // The tiles of keys [t, t + n), n <= 64; past n the last tile again, whose products are masked. `key` and `value` are
-// memory for copies where the cache cannot be read directly; while one tile is copied, the one 64 keys later, if it is
+// memory for copies where the cache cannot be read directly; `leave_bytes` leaves the values of a full step where they
+// are, if the source allows it. While one tile is copied, the one 64 keys later, if it is
 // before `end`, is prefetched.
 static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64_t end, bf* key, bf* value,
-                            const TileSource& s, StepTiles& tiles) {
+                            const TileSource& s, StepTiles& tiles, bool leave_bytes = false) {
   // Without blocks the memory may end with the last key; a block always has room for its 16.
   const bool inside = c.table || n % 16 == 0;
   const bool key_direct = s.key_direct && inside, value_direct = s.value_direct && inside;
@@ -183,10 +131,11 @@ static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64
     bf *to_key = key + 16 * i * s.width, *to_value = value + 16 * i * s.width_v;
     tiles.key[i] = key_direct ? reinterpret_cast<const bf*>(run.key) : to_key;
     tiles.value[i] = value_direct ? reinterpret_cast<const bf*>(run.value) : to_value;
+    tiles.stored[i] = run.value;
     if (!key_direct || !value_direct) {
       prefetch_stored(c, b, h, t + 64 + 16 * i, end);
       stage_keys(c, b, h, t + 16 * i, static_cast<int>(imin(16, n - 16 * i)), key_direct ? nullptr : to_key,
-                 value_direct ? nullptr : to_value, s);
+                 value_direct || (leave_bytes && s.bytes && n == 64) ? nullptr : to_value, s);
     }
     run.key += 16 * c.key.slot, run.value += 16 * c.value.slot, run.count -= 16;
   }

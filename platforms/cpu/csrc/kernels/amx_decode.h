@@ -83,10 +83,26 @@ static inline void pack_pairs(const bf* value, int64_t step, int begin, int end,
     }
 }
 
-// Products of 32 keys with all rows, while their values are packed.
+// The same from stored bytes: interleaved as bytes and then widened, which gives the same columns to the same tiles.
+static inline void pack_byte_pairs(const Widener<true>& w, const char* value, int64_t step, int begin, int end, int width,
+                                   bf* to) {
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  value += 2 * begin * step;
+  for (int i = begin; i < end; i++, value += 2 * step)
+    for (int d = 0; d < width; d += 64) {
+      const __m512i e = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(value + d));
+      const __m512i f = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(value + step + d));
+      __m512i pairs[4];
+      w.words(_mm512_unpacklo_epi8(e, f), pairs[0], pairs[1]);
+      w.words(_mm512_unpackhi_epi8(e, f), pairs[2], pairs[3]);
+      for (int j = 0; j < 4; j++) _mm512_store_si512(to + (d / 16 + j) * 512 + i * 32, pairs[j]);
+    }
+}
+
+// Products of 32 keys with all rows, while their values are packed, from bytes if there is a `widener`.
 template <int NK, int ND, bool AHEAD>
 static inline void decode_products(const Decode& x, const TileSource& src, int rows, const StepTiles& now,
-                                   const StepTiles& next, int group) {
+                                   const StepTiles& next, int group, const Widener<true>* widener, int64_t slot) {
   const int nk = NK ? NK : src.width / 32, nd = ND ? ND : src.width_v / 16, first = 2 * group;
   bf* to = x.packed + group * nd * 512;
   _tile_zero(0);
@@ -100,6 +116,11 @@ static inline void decode_products(const Decode& x, const TileSource& src, int r
     _tile_dpbf16ps(1, 4, 5);
     // Pairs 0 to 7 are of the first tile, 8 to 15 of the second.
     const int begin = y * 16 / nk, end = (y + 1) * 16 / nk, cut = begin < 8 ? (end < 8 ? end : 8) : begin;
+    if (!AHEAD && widener) {
+      if (begin < cut) pack_byte_pairs(*widener, now.stored[first], slot, begin, cut, src.width_v, to);
+      if (cut < end) pack_byte_pairs(*widener, now.stored[first + 1], slot, cut - 8, end - 8, src.width_v, to + 8 * 32);
+      continue;
+    }
     if (begin < cut)
       pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first], now.value_step, begin, cut, nd, to, next.key[first], next.key_step);
     if (cut < end)
@@ -197,13 +218,14 @@ static void decode_steps(const Call& c, const Item& it, const Decode& x, const T
   const bool scaled = c.kv_dtype == DType::kInt8;
   const __m512i at = _mm512_mullo_epi32(lanes(), _mm512_set1_epi32(rows));
   const vf factor = vset(x.rules[0].factor);
+  const Widener<true> widener(byte_table(c.kv_dtype == DType::kE5M2 ? DType::kE5M2 : DType::kE4M3));
   StepScales scales;
   StepTiles tiles[2];
   int now = 0;
   const int64_t first = e.from < e.to ? e.from / kStep * kStep : e.to;
   auto count_at = [&](int64_t t) { return static_cast<int>(imin(kStep, e.to - t)); };
   auto find = [&](int64_t t, StepTiles& to) {
-    tiles_at(c, it.b, it.h, t, count_at(t), e.to, x.key, x.value, src, to);
+    tiles_at(c, it.b, it.h, t, count_at(t), e.to, x.key, x.value, src, to, true);
   };
   if (DIRECT && first < e.to) find(first, tiles[0]);
   for (int64_t t = first; t < e.to; t += kStep, now ^= 1) {
@@ -214,7 +236,9 @@ static void decode_steps(const Call& c, const Item& it, const Decode& x, const T
     const StepTiles& next = tiles[more ? now ^ 1 : now];
     if (!PLAIN && scaled) load_step_scales(c, it, t, n, scales);
     ATTN_TILE_FENCE;
-    for (int g = 0; g < groups; g++) decode_products<NK, ND, DIRECT>(x, src, rows, tiles[now], next, g);
+    const Widener<true>* bytes = !DIRECT && src.bytes && n == kStep ? &widener : nullptr;
+    for (int g = 0; g < groups; g++)
+      decode_products<NK, ND, DIRECT>(x, src, rows, tiles[now], next, g, bytes, c.value.slot);
     ATTN_TILE_FENCE;
     const bool masked = t < common.from || t + kStep > common.to || t + kStep > e.to;
     for (int g = 0; g < rows; g++)

@@ -39,6 +39,9 @@ static inline void vstore_as(DType t, char* p, vf x, int n) {
 
 // n elements as floats, followed by zeros up to `padded`, a multiple of W.
 static inline void widen_row(DType t, const char* from, float* to, int n, int padded) {
+#ifdef ATTN_BYTE_TABLE
+  if (dtype_bytes(t) == 1) return widen_bytes(t, from, to, n, padded);
+#endif
   const int64_t size = dtype_bytes(t);
   for (int d = 0; d < padded; d += W) vstore(to + d, d < n ? vload_as(t, from + d * size, n - d) : vzero());
 }

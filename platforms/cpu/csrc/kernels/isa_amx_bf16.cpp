@@ -5,12 +5,15 @@
 
 #include "table.h"
 
+#define ATTN_BYTE_TABLE
+
 // Headers below are compiled into this namespace, once per level, so that no inline function of one level can
 // stand in for another's.
 namespace attn_cpu::amx_bf16 {
 
 #include "scalar.h"
 #include "vec_avx512.h"
+#include "bytes.h"
 #include "common.h"
 #include "tile.h"
 #include "write.h"

@@ -22,7 +22,7 @@ static constexpr bool kHasFused = false;
 #endif
 
 struct Tile {
-  float *q, *k, *v, *s, *m;
+  float *q, *kv, *s, *m;
   float *o, *l;              // sums over the present kSumKeys keys
   float *o_total, *l_total;  // over those before, by the same reference
   Bounds* bounds;
@@ -31,7 +31,7 @@ struct Tile {
 
 static inline size_t tile_bytes(int head_size, int head_size_v) {
   const size_t d = round_up(head_size, W), dv = round_up(head_size_v, W);
-  return sizeof(float) * (kTileRows * (d + 2 * dv + kTileKeys + 3) + kTileKeys * (d + dv)) +
+  return sizeof(float) * (kTileRows * (d + 2 * dv + kTileKeys + 3) + kTileKeys * imax(d, dv)) +
          sizeof(Bounds) * kTileRows + 16 * 64;
 }
 static inline Tile tile_in(char* scratch, const Call& c) {
@@ -45,8 +45,7 @@ static inline Tile tile_in(char* scratch, const Call& c) {
   t.width = static_cast<int>(round_up(c.head_size, W));
   t.width_v = static_cast<int>(round_up(c.head_size_v, W));
   t.q = floats(kTileRows * t.width);
-  t.k = floats(kTileKeys * t.width);
-  t.v = floats(kTileKeys * t.width_v);
+  t.kv = floats(kTileKeys * imax(t.width, t.width_v));
   t.s = floats(kTileRows * kTileKeys);
   t.o = floats(kTileRows * t.width_v);
   t.o_total = floats(kTileRows * t.width_v);
@@ -238,22 +237,24 @@ static inline void copy_words(const char* from, float* to, int n, int width) {
   memcpy(to, from, n * 2);
 }
 
-// Widen what is not float32 in whole vectors; `rows` then points into the tile.
+// Widen what is not float32 in whole vectors; `rows` then points into the tile, which keys and then values use, so that
+// it stays in the innermost cache.
 static inline void widen_keys(const Work& w, int n, KeyRows& rows) {
   const Call& c = w.c;
   const Tile& t = w.t;
-  for (int j = 0; j < n; j++) {
-    if (!w.keys_direct) {
-      if (w.words) copy_words(rows.key[j], t.k + j * t.width, c.head_size, w.key_width);
-      else widen_row(c.kv_dtype, rows.key[j], t.k + j * t.width, c.head_size, t.width);
-      rows.key[j] = reinterpret_cast<const char*>(t.k + j * t.width);
-    }
-    if (!w.values_direct) {
-      widen_row(c.kv_dtype, rows.value[j], t.v + j * t.width_v, c.head_size_v, t.width_v);
-      rows.value[j] = reinterpret_cast<const char*>(t.v + j * t.width_v);
-    }
+  for (int j = 0; j < n && !w.keys_direct; j++) {
+    if (w.words) copy_words(rows.key[j], t.kv + j * t.width, c.head_size, w.key_width);
+    else widen_row(c.kv_dtype, rows.key[j], t.kv + j * t.width, c.head_size, t.width);
+    rows.key[j] = reinterpret_cast<const char*>(t.kv + j * t.width);
   }
-  for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1], rows.value[j] = rows.value[n - 1];
+  for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1];
+}
+static inline void widen_values(const Work& w, int n, KeyRows& rows) {
+  for (int j = 0; j < n && !w.values_direct; j++) {
+    float* to = w.t.kv + j * w.t.width_v;
+    widen_row(w.c.kv_dtype, rows.value[j], to, w.c.head_size_v, w.t.width_v);
+    rows.value[j] = reinterpret_cast<const char*>(to);
+  }
 }
 
 template <int R>
@@ -303,6 +304,7 @@ static void run_tile(const Work& w) {
     else dot_rows<R, false>(w, here, next, n, more ? c.head_size * size : 0);
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
+    widen_values(w, n, here);
     weigh_keys<R>(w, here, t0, n, Ahead{next.value, more ? static_cast<int>(W * size) : 0});
     if (!more || (t0 + kTileKeys) % kSumKeys == 0) add_totals(w);
   }
