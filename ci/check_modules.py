@@ -24,6 +24,7 @@ MODULES_OF = {
     "flash-attn-4": {"flash_attn"},
     "flashinfer-python": {"flashinfer"},
     "sgl-flash-mla": {"flash_mla"},
+    "tokenspeed-flashmla": {"flash_mla"},
     "tokenspeed-fa3": {"flash_attn_3", "flash_attn_interface", "fa3_fwd_config"},
     "vllm-xpu-kernels": {"vllm_xpu_kernels"},
 }

@@ -77,6 +77,8 @@ def parse_parameters(text: str) -> Iterator[inspect.Parameter]:
         yield _Kind(arguments.vararg.arg, _Kind.VAR_POSITIONAL)
     for item, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         yield _parameter(item.arg, _Kind.KEYWORD_ONLY, keyword_default)
+    if arguments.kwarg is not None:
+        yield _Kind(arguments.kwarg.arg, _Kind.VAR_KEYWORD)
 
 
 def _parameter(name: str, kind: Any, default: ast.expr | None) -> inspect.Parameter:

@@ -34,7 +34,9 @@ class Roles:
     Attributes:
         query: (T, Hq, D), or (B, Sq, Hq, D) where no query_starts are given.
         key: (P, S, Hkv, D) with a table, (B, Sk, Hkv, D) with key_lens alone, else (Tk, Hkv, D).
-        value: the same.
+        value: the same; "" where it is the first columns of the key.
+        value_size: how many, where it is.
+        query_value: (T, Hq, Dv), whose products with the values are added to the logits.
         out: written in place.
         query_starts: (B + 1,) int32.
         key_starts: (B + 1,) int32; with a table, lengths are its differences.
@@ -58,6 +60,8 @@ class Roles:
     query: str = "q"
     key: str = "k"
     value: str = "v"
+    value_size: str = ""
+    query_value: str = ""
     out: str = ""
     query_starts: str = "cu_seqlens_q"
     key_starts: str = ""
@@ -146,7 +150,8 @@ class VarlenFunction:
         return arguments[name] if name else None
 
     def _kernel_call(self, arguments: Arguments) -> KernelCall:
-        query, key, value = (self._get(arguments, role) for role in ("query", "key", "value"))
+        query, key, value = self._tensors(arguments)
+        width = self._get(arguments, "query").shape[-1]
         query, starts = self._queries(arguments, query)
         lens, key_starts, table = self._keys(arguments, key, len(starts) - 1)
         scale = self._get(arguments, "scale")
@@ -161,7 +166,7 @@ class VarlenFunction:
             key_lens=lens,
             key_starts=key_starts,
             block_table=table,
-            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            scale=width**-0.5 if scale is None else float(scale),
             is_causal=bool(self._get(arguments, "causal")),
             window=self._window(arguments),
             softcap=self._get(arguments, "softcap") or None,
@@ -169,6 +174,16 @@ class VarlenFunction:
             sinks=self._get(arguments, "sinks"),
             descales=(descales[0], descales[1], descales[2]),
         )
+
+    def _tensors(self, arguments: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, with what is multiplied with values among the keys."""
+        query, key, value = (self._get(arguments, role) for role in ("query", "key", "value"))
+        size, query_value = self._get(arguments, "value_size"), self._get(arguments, "query_value")
+        if size is not None:
+            value = key[..., :size]
+        if query_value is not None:
+            query, key = torch.cat((query_value, query), -1), torch.cat((value, key), -1)
+        return query, key, value
 
     def _window(self, arguments: Arguments) -> tuple[int | None, int | None]:
         sides = [arguments[name] for name in self.roles.window_sides]

@@ -1,6 +1,17 @@
-"""FlashMLA, of which two distributions with one module and different arguments exist."""
+"""FlashMLA, of which two distributions with one module and different arguments exist.
+
+tokenspeed-flashmla is built for torch 2.11, and for Hopper; sgl-flash-mla wants torch 2.14.1 or
+newer. An extra cannot ask for the torch that is there, so that each has its own, and the command
+that mends an absence names the one that fits.
+"""
 
 from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import torch
+from packaging.version import Version
 
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
@@ -11,13 +22,25 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "probe"]
+__all__ = ["SPEC", "extra_for", "has_choice", "interface", "probe"]
+
+_OLDEST_TORCH_OF_SGL = Version("2.12")  # older ones stay, and tokenspeed's build is for them
+
+
+def extra_for(torch_version: str) -> str:
+    """Return the extra of attn-cuda whose FlashMLA fits a torch.
+
+    sgl-flash-mla brings a newer torch along where the one that is there is too old for it.
+    """
+    release = Version(Version(torch_version).base_version)
+    return "flashmla" if release >= _OLDEST_TORCH_OF_SGL else "flashmla-hopper"
+
 
 SPEC = VendorSpec(
     name="flash_mla",
     distributions=("sgl-flash-mla", "tokenspeed-flashmla", "flash-mla"),
     module="flash_mla",
-    install='pip install "attn-cuda[flashmla]"',
+    install=f'pip install "attn-cuda[{extra_for(torch.__version__)}]"',
     probe="attn_cuda._vendor.flash_mla:probe",
 )
 
@@ -25,6 +48,20 @@ _OPTIONAL = (
     *("use_legacy", "kv_format", "descale_q", "descale_k", "indices", "attn_sink", "topk_length"),
     *("enable_batch_invariant", "is_fp8_kvcache", "return_log2_lse"),
 )
+
+
+def interface() -> ModuleType:
+    """Return the module that holds its calls.
+
+    Raises:
+        ImportError: with the loader's own words.
+    """
+    return import_library("flash_mla")
+
+
+def has_choice(library: ModuleType) -> bool:
+    """Whether each call says which of two sets of kernels it means."""
+    return "use_legacy" in inspect.signature(library.flash_mla_with_kvcache).parameters
 
 
 def probe() -> VendorBuild:
@@ -36,7 +73,7 @@ def probe() -> VendorBuild:
     Raises:
         ImportError: with the loader's own words, or naming what is missing.
     """
-    library = import_library("flash_mla")
+    library = interface()
     calls = {
         name: require(library, name, "reinstall it")
         for name in ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")

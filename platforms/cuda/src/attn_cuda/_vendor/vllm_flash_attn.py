@@ -32,7 +32,7 @@ _MODULE = "vllm.vllm_flash_attn.flash_attn_interface"
 _ALIAS = "attn_cuda_vllm_flash_attn"
 _OPTIONAL = (
     *("block_table", "seqused_k", "out", "softcap", "alibi_slopes", "s_aux", "fa_version"),
-    *("scheduler_metadata", "num_splits", "q_descale"),
+    *("scheduler_metadata", "num_splits", "q_descale", "q_v"),
 )
 
 _EXTENSION_3 = "_vllm_fa3_C"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from attn_conformance.stubs.opaque import OpaqueFunction
 from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.varlen import Roles, VarlenFunction
 
-__all__ = ["FLASH_ATTN_3", "FLASH_ATTN_3_PYTHON"]
+__all__ = ["FLASH_ATTN_3", "FLASH_ATTN_3_LATENT", "FLASH_ATTN_3_PYTHON"]
 
 _TUNING = frozenset({"deterministic", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata"})
 
@@ -193,3 +194,22 @@ FLASH_ATTN_3_PYTHON = VendorStub(
     modules={"flash_attn_interface": _INTERFACE, "flash_attn_config": _CONFIG},
 )
 """The same Python functions where the operator behind them is not to be seen."""
+
+_LATENT = replace(
+    _WITH_KVCACHE,
+    roles=replace(_WITH_KVCACHE.roles, query_value="qv"),
+    limits=replace(_LIMITS, head_size_max=576),
+    rules=(_bounded_queries, _sinks_of_bfloat16),
+)
+
+FLASH_ATTN_3_LATENT = VendorStub(
+    distribution="flash-attn-3",
+    version="3.0.0",
+    modules={
+        "flash_attn_interface": {**_INTERFACE, "flash_attn_with_kvcache": _LATENT},
+        "flash_attn_config": {
+            "CONFIG": {"build_flags": {**_FLAGS, "FLASH_ATTENTION_DISABLE_HDIMDIFF64": False}}
+        },
+    },
+)
+"""A build with kernels for keys of 64 beside values of 512, and so for latents by `qv`."""

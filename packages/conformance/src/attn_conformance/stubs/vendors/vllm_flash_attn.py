@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attn_conformance.stubs.attend import LseForm
 from attn_conformance.stubs.checks import Limits, refuse_unless
@@ -34,7 +35,7 @@ _NEUTRAL_3: Mapping[str, Any] = {
     "cp_world_size": 1,
     "cp_rank": 0,
 }
-_LIMITS_3 = Limits(dtypes=(torch.float16, torch.bfloat16, torch.float8_e4m3fn), head_size_max=512)
+_LIMITS_3 = Limits(dtypes=(torch.float16, torch.bfloat16, torch.float8_e4m3fn), head_size_max=576)
 
 _SIGNATURE = VendorSignature(
     name=_NAME,
@@ -50,6 +51,7 @@ _SIGNATURE = VendorSignature(
     returns="out; with return_softmax_lse out and LSE (Hq, T)",
 )
 _ROLES = Roles(
+    query_value="q_v",
     out="out",
     key_starts="cu_seqlens_k",
     key_lens="seqused_k",
@@ -85,6 +87,8 @@ def _neutral_of_3(arguments: Arguments) -> None:
 
 
 def _limits_of_2(arguments: Arguments) -> None:
+    if arguments["q_v"] is not None:  # the wrapper drops it without a word
+        raise NotImplementedError("FA2 does not support q_v")
     if arguments["s_aux"] is not None:
         raise NotImplementedError("FA2 does not support s_aux")
     if arguments["num_splits"] > 1:
@@ -118,6 +122,9 @@ def _limits_of_3(arguments: Arguments) -> None:
 def _kernel_limits_of_3(arguments: Arguments, table: str = "page_table") -> None:
     sinks, heads = arguments["s_aux"], arguments["q"].shape[1]
     size, value_size = arguments["q"].shape[-1], arguments["v"].shape[-1]
+    words = f"head dimensions {size}, {value_size} are not supported: at most 256, 512"
+    refuse_unless(size <= 256 and value_size <= 512, _NAME, words)
+    _query_value_of_3(arguments["q"], arguments["q_v"], value_size)
     if sinks is not None:
         is_taken = sinks.dtype is torch.bfloat16
         refuse_unless(is_taken, _NAME, "We only support bf16 dtype for S aux.")
@@ -137,6 +144,20 @@ def _kernel_limits_of_3(arguments: Arguments, table: str = "page_table") -> None
     refuse_unless(not is_cut, _NAME, f"columns of V past the {size}th are not read from pages")
 
 
+def _query_value_of_3(query: Tensor, query_value: Tensor | None, value_size: int) -> None:
+    if query_value is None:
+        return
+    width = query.shape[-1]
+    words = f"q_v is only supported for hdim <= 64 and hdim_v >= 256, not {width}, {value_size}"
+    refuse_unless(width <= 64 and value_size >= 256, _NAME, words)
+    expected = (*query.shape[:-1], value_size)
+    words = f"q_v must have shape {expected}, not {tuple(query_value.shape)}"
+    refuse_unless(tuple(query_value.shape) == expected, _NAME, words)
+    words = f"q_v is only supported for fp16 and bf16, not {query_value.dtype}"
+    is_half = query_value.dtype in (torch.float16, torch.bfloat16)
+    refuse_unless(is_half and query_value.dtype is query.dtype, _NAME, words)
+
+
 _OPERATOR_3 = VarlenFunction(
     signature=VendorSignature(
         name="fwd",
@@ -151,6 +172,7 @@ _OPERATOR_3 = VarlenFunction(
         returns="out, LSE and two accumulators",
     ),
     roles=Roles(
+        query_value="q_v",
         out="out",
         key_starts="cu_seqlens_k",
         key_lens="seqused_k",

@@ -1,0 +1,165 @@
+"""FlashInfer's planned decode over latents: kernels for Hopper (fa3), and older ones (fa2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_cuda._mla_edges import Scale
+from attn_cuda._mla_step import LatentStep
+from attn_cuda._vendor.flashinfer_mla import Interface
+from attn_shared.spec import LayerSpec
+
+__all__ = ["PlannedMLA", "pages_in_a_row"]
+
+_LN_2 = math.log(2)
+
+
+def pages_in_a_row(block_table: Tensor, seq_lens_cpu: Tensor, page_size: int) -> tuple[Tensor, ...]:
+    """Return pages as FlashInfer takes them: where each request's begin, and all in a row.
+
+    Args:
+        block_table: (B, M) int32.
+        seq_lens_cpu: (B,) int32 on the host, exact.
+        page_size: tokens per page.
+
+    Returns:
+        Starts (B + 1,) int32 on the host, pages (starts[-1],) int32 where the table is.
+    """
+    counts = (seq_lens_cpu + (page_size - 1)) // page_size
+    starts = torch.zeros(len(counts) + 1, dtype=torch.int32)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
+    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    columns = torch.arange(len(rows)) - starts[rows]
+    places = (rows * block_table.shape[1] + columns).to(block_table.device, non_blocking=True)
+    return starts, block_table.reshape(-1)[places]
+
+
+class PlannedMLA:
+    """A wrapper with its buffers: for one captured batch size, or for all batches that are not.
+
+    A plan is copied to the device from pinned memory that the wrapper owns, without waiting: the
+    next plan waits until the copy of the last one is done.
+    """
+
+    def __init__(
+        self,
+        interface: Interface,
+        spec: LayerSpec,
+        kv_lora_rank: int,
+        *,
+        page_size: int,
+        workspace: Tensor,
+        backend: str,
+        most_pages: int = 0,
+        num_reqs: int = 0,
+    ) -> None:
+        """Make a wrapper.
+
+        Args:
+            interface: of the installed release.
+            spec: of the layers, which share one plan.
+            kv_lora_rank: width of the latent.
+            page_size: tokens per page.
+            workspace: uint8, of the device; wrappers that never run at the same time share one.
+            backend: "fa3" or "fa2".
+            most_pages: of a captured batch; 0: the batch is not captured.
+            num_reqs: of a captured batch.
+        """
+        self._interface, self._spec, self._rank = interface, spec, kv_lora_rank
+        self._page_size, self._device = page_size, workspace.device
+        self._scale = Scale(spec.scale)
+        self._copied: torch.cuda.Event | None = None
+        buffers: dict[str, Any] = {}
+        if most_pages:
+            buffers = {
+                "use_cuda_graph": True,
+                "qo_indptr": self._buffer(num_reqs + 1),
+                "kv_indptr": self._buffer(num_reqs + 1),
+                "kv_indices": self._buffer(most_pages),
+                "kv_len_arr": self._buffer(num_reqs),
+            }
+        self._wrapper = interface.wrapper(workspace, backend=backend, **buffers)
+
+    def _buffer(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self._device)
+
+    def plan(self, step: LatentStep, starts_cpu: Tensor, seq_lens_cpu: Tensor) -> None:
+        """Plan a step; its lengths are on the host, and exact.
+
+        Args:
+            step: the decodes.
+            starts_cpu: (B + 1,) int32, query_start_loc on the host.
+            seq_lens_cpu: (B,) int32.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        page_starts, pages = pages_in_a_row(step.block_table, seq_lens_cpu, self._page_size)
+        rank, width = self._rank, self._spec.head_size
+        options: dict[str, Any] = {
+            "num_heads": self._spec.num_heads,
+            "head_dim_ckv": rank,
+            "head_dim_kpe": width - rank,
+            "page_size": self._page_size,
+            "causal": step.max_query_len > 1,
+            "sm_scale": self._scale.value,
+            "q_data_type": self._spec.dtype,
+            "kv_data_type": self._spec.dtype,
+        }
+        tensors = {
+            "qo_indptr": starts_cpu,
+            "kv_indptr": page_starts,
+            "kv_indices": pages,
+            "kv_len_arr": seq_lens_cpu,
+        }
+        if self._interface.csr is None:
+            self._wrapper.plan(**tensors, **options)
+        else:
+            there = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            layouts = {"query_layout": "split", "kv_cache_layout": "split", "lse_mode": "basee"}
+            self._wrapper.plan(metadata=self._interface.csr(**there), **layouts, **options)
+        if self._device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def __call__(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        out: Tensor | None = None,
+        *,
+        with_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend by the last plan; return output (T, H, rank) and LSE (H, T), natural, if wanted.
+
+        Args:
+            query: (T, H, rank + rope), absorbed; T is what was planned.
+            kv_cache: (pages, page_size, rank + rope).
+            out: (T, H, rank) to write to.
+            with_lse: the LSE is wanted.
+        """
+        query = self._scale.query(query)
+        parts = (query[..., : self._rank], query[..., self._rank :])
+        caches = (kv_cache[..., : self._rank], kv_cache[..., self._rank :])
+        if self._interface.csr is not None:
+            output, lse = self._wrapper.run(
+                query=parts, kv_cache=caches, out=out, return_lse=True, return_lse_base_on_e=True
+            )
+            return output, lse.T
+        base = {"return_lse_base_on_e": True} if self._interface.has_natural_lse else {}
+        result = self._wrapper.run(
+            q_nope=parts[0],
+            q_pe=parts[1],
+            ckv_cache=caches[0],
+            kpe_cache=caches[1],
+            out=out,
+            return_lse=with_lse,
+            **base,
+        )
+        if not with_lse:
+            return result, None
+        output, lse = result
+        return output, (lse if base else lse * _LN_2).T

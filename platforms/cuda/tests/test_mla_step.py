@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from attn_cuda._mla_edges import Scale, to_contract_lse
+from attn_cuda._mla_schedules import Schedules
+from attn_cuda._mla_step import in_pages, kernel_table, with_safe_rows
+from attn_shared.errors import UnsupportedOptionError
+
+
+def test_blocks_become_pages_without_a_copy() -> None:
+    cache = torch.arange(2 * 6 * 3).reshape(2, 6, 3)
+    pages = in_pages(cache, 2)
+    assert pages.shape == (6, 2, 3)
+    assert pages.data_ptr() == cache.data_ptr()
+    assert in_pages(cache, 6) is cache
+    table = kernel_table(torch.tensor([[1, 0]], dtype=torch.int32), 3)
+    assert torch.equal(pages[table[0].long()].flatten(0, 1), cache[[1, 0]].flatten(0, 1))
+
+
+def test_padded_blocks_are_not_cut() -> None:
+    cache = torch.zeros(2, 8, 3)[:, :6]
+    with pytest.raises(UnsupportedOptionError, match=r"stride of 24 elements.*allowed.*18"):
+        in_pages(cache, 2)
+
+
+def test_a_table_grows_to_a_multiple_of_columns() -> None:
+    table = torch.tensor([[4, 2, 9]], dtype=torch.int32)
+    assert kernel_table(table, 1) is table
+    assert kernel_table(table, 1, width_multiple=4).tolist() == [[4, 2, 9, 0]]
+    assert kernel_table(table, 2, width_multiple=4).tolist() == [[8, 9, 4, 5, 18, 19, 0, 0]]
+
+
+def test_rows_without_keys_name_a_page_that_has_some() -> None:
+    table = torch.tensor([[-7, -7], [5, -7], [-7, 9]], dtype=torch.int32)
+    safe = with_safe_rows(table, torch.tensor([0, 3, 0], dtype=torch.int32))
+    assert safe.tolist() == [[5, 5], [5, -7], [5, 5]]
+    assert not with_safe_rows(table, torch.zeros(3, dtype=torch.int32)).any()
+
+
+def test_an_lse_in_bits_and_with_plus_infinity() -> None:
+    found = to_contract_lse(torch.tensor([3.0, math.inf, -math.inf]), is_log2=True)
+    assert found.tolist() == [pytest.approx(3 * math.log(2)), -math.inf, -math.inf]
+
+
+def test_the_sign_of_a_scale_goes_to_the_query() -> None:
+    query = torch.ones(1, 1, 8)
+    assert (Scale(-2.0).value, Scale(0.0).value, Scale(3.0).value) == (2.0, 1.0, 3.0)
+    assert Scale(-2.0).query(query).sum() == -8
+    assert Scale(0.0).query(query).sum() == 0
+    assert Scale(1.0).query(query) is query
+
+
+def test_an_eager_schedule_is_shared_until_it_is_renewed() -> None:
+    made: list[object] = []
+    schedules = Schedules(lambda: made.append(object()) or made[-1])
+    cpu = torch.device("cpu")
+    first = schedules.of("a", cpu)
+    assert schedules.of("b", cpu) is first
+    schedules.renew()
+    assert schedules.of("a", cpu) is not first
+
+
+def test_a_second_call_of_a_layer_begins_another_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    schedules = Schedules(object)
+    cuda, layers = torch.device("cuda"), (object(), object())
+    first = schedules.of(layers[0], cuda)
+    assert schedules.of(layers[1], cuda) is first
+    again = schedules.of(layers[0], cuda)
+    assert again is not first
+    assert schedules.of(layers[1], cuda) is again

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attn_conformance.stubs.modules import VendorStub, stub_vendor
+from attn_conformance.stubs.vendors.aiter_mla import AITER_MLA_0_1_7, AITER_MLA_HEAD
+from attn_rocm._aiter_mla_call import AiterMLACall, TokenStep, token_slots
+from attn_rocm._vendor import aiter_mla
+from attn_shared import reference
+from attn_shared.accuracy import check_against_reference, eager_mla_decode
+from attn_shared.errors import UnsupportedOptionError
+from attn_shared.quantization import quantize_fp8
+from attn_shared.request import MLADims
+from attn_shared.spec import LayerSpec
+
+RELEASES = pytest.mark.parametrize("stub", [AITER_MLA_0_1_7, AITER_MLA_HEAD])
+BLOCK = 16
+
+
+def layer_of(num_heads: int) -> LayerSpec:
+    dims = MLADims()
+    return LayerSpec(
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_size=dims.latent_size,
+        head_size_v=dims.kv_lora_rank,
+        scale=0.07,
+        dtype=torch.bfloat16,
+        mla=dims,
+    )
+
+
+def step_of(table: Tensor, starts: Tensor, lens: Tensor, *, spare: int = 0) -> TokenStep:
+    keys = torch.cat((lens.new_zeros(1), lens.cumsum(0, dtype=torch.int32)))
+    return TokenStep(
+        query_start_loc=starts,
+        max_query_len=int(starts.diff().max()),
+        key_start_loc=keys,
+        slots=token_slots(table, keys, int(keys[-1]) + spare, BLOCK),
+        last_page_lens=torch.ones_like(lens),
+    )
+
+
+@RELEASES
+@pytest.mark.parametrize("num_heads", [1, 8, 12, 16, 32, 128])
+@pytest.mark.parametrize("query_len", [1, 3])
+@pytest.mark.parametrize("cache_scale", [None, 0.5])
+def test_heads_are_padded_by_repetition_and_sliced_back(
+    stub: VendorStub, num_heads: int, query_len: int, cache_scale: float | None
+) -> None:
+    layer = layer_of(num_heads)
+    lens = torch.tensor([3, 40], dtype=torch.int32)
+    table = torch.tensor([[5, 99, 99], [0, 2, 3]], dtype=torch.int32)
+    starts = torch.tensor([0, query_len, 2 * query_len], dtype=torch.int32)
+    query = torch.randn(2 * query_len, num_heads, 576, dtype=torch.bfloat16)
+    cache, scales = torch.randn(6, BLOCK, 576, dtype=torch.bfloat16), None
+    if cache_scale is not None:
+        cache = quantize_fp8(cache, cache_scale, torch.float8_e4m3fn)
+        scales = (torch.ones(1), torch.full((1,), cache_scale))
+    with stub_vendor(stub) as recorder:
+        call = AiterMLACall(layer, 512)
+        output, lse = call(
+            query,
+            cache,
+            step_of(table, starts, lens, spare=7),
+            scales=scales,
+            with_lse=call.returns_lse,
+        )
+    arguments = {
+        "scale": layer.scale,
+        "kv_lora_rank": 512,
+        "query_start_loc": starts,
+        "seq_lens": lens,
+        "block_table": table,
+        "cache_scale": cache_scale or 1.0,
+    }
+    compute = None if cache_scale is None else torch.float8_e4m3fn
+    report = check_against_reference(
+        output,
+        lse,
+        reference.mla_decode(query, cache, **arguments),
+        eager_mla_decode(query, cache, compute_dtype=compute, **arguments),
+        dtype=torch.bfloat16,
+    )
+    assert report.ok, str(report)
+    given = recorder.of("mla_decode_fwd")[0]
+    assert given.arguments["q"].shape[1] == (16 if num_heads <= 16 else 128)
+    assert not given.positional
+    assert ("page_size" in given.given) is (stub is AITER_MLA_HEAD)
+    assert (lse is None) is (stub is AITER_MLA_0_1_7)
+
+
+def test_more_heads_than_the_kernels_have() -> None:
+    with (
+        stub_vendor(AITER_MLA_HEAD),
+        pytest.raises(UnsupportedOptionError, match=r"num_heads=256 .*16 or 128 heads; allowed"),
+    ):
+        AiterMLACall(layer_of(256), 512)
+
+
+def test_the_kernel_refuses_eight_heads_that_were_not_padded() -> None:
+    lens = torch.tensor([3], dtype=torch.int32)
+    step = step_of(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1]).int(), lens)
+    with (
+        stub_vendor(AITER_MLA_HEAD),
+        pytest.raises(RuntimeError, match="nhead=8 and max_seqlen_q=1 not supported"),
+    ):
+        aiter_mla.decode()(
+            q=torch.zeros(1, 8, 576, dtype=torch.bfloat16),
+            kv_buffer=torch.zeros(BLOCK, 1, 1, 576, dtype=torch.bfloat16),
+            o=torch.zeros(1, 8, 512, dtype=torch.bfloat16),
+            qo_indptr=step.query_start_loc,
+            kv_indptr=step.key_start_loc,
+            kv_indices=step.slots,
+            kv_last_page_lens=step.last_page_lens,
+            max_seqlen_q=1,
+        )
+
+
+def test_slots_of_all_keys_in_a_row() -> None:
+    table = torch.tensor([[3, 1], [9, 9], [0, 7]], dtype=torch.int32)
+    keys = torch.tensor([0, 17, 17, 19], dtype=torch.int32)
+    slots = token_slots(table, keys, 19, BLOCK)
+    assert slots.dtype is torch.int32
+    assert slots.tolist() == [*range(48, 64), 16, 0, 1]
