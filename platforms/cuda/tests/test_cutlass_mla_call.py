@@ -18,9 +18,10 @@ def test_heads_are_padded_and_cut_off(num_heads: int, block_size: int) -> None:
     )
     with stub_vendor(VLLM_CUTLASS_MLA) as recorder:
         size = workspace_bytes(300, 3, 148)
-        call = CutlassMLACall(given.layer, 512, torch.empty(size, dtype=torch.uint8))
-        output, lse = call(given.query, given.kv_cache, given.step(PAGE_SIZE), with_lse=True)
-        plain, nothing = call(given.query, given.kv_cache, given.step(PAGE_SIZE))
+        call, space = CutlassMLACall(given.layer, 512), torch.empty(size, dtype=torch.uint8)
+        arguments = (given.query, given.kv_cache, given.step(PAGE_SIZE), space)
+        output, lse = call(*arguments, with_lse=True)
+        plain, nothing = call(*arguments)
     assert output.shape == (3, num_heads, 512)
     assert lse is not None
     assert given.problems(output, to_contract_lse(lse)) == ()

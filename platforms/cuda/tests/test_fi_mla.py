@@ -70,9 +70,9 @@ def test_trtllm_decodes_of_each_release(
     page = trtllm_page_size(block_size)
     step = given.step(page, width_multiple=TABLE_TOKENS // page)
     with stub_vendor(stub) as recorder:
-        call = TrtllmMLA(interface(), layer, dims, workspace=workspace())
-        output, lse = call(given.query, given.kv_cache, step, with_lse=True)
-        plain, _ = call(given.query, given.kv_cache, step)
+        call = TrtllmMLA(interface(), layer, dims)
+        output, lse = call(given.query, given.kv_cache, step, workspace(), with_lse=True)
+        plain, _ = call(given.query, given.kv_cache, step, workspace())
     assert given.problems(output, lse) == ()
     assert torch.equal(plain, output)
     assert not recorder.calls[0].positional
@@ -82,11 +82,12 @@ def test_trtllm_reads_an_fp8_cache() -> None:
     layer = latent_layer(kv_cache_dtype="fp8")
     given = decodes(layer, [1, 1], [70, 30], cache_scale=0.25)
     with stub_vendor(FLASHINFER_MLA_0_6):
-        call = TrtllmMLA(interface(), layer, MLADims(), workspace=workspace())
+        call = TrtllmMLA(interface(), layer, MLADims())
         output, lse = call(
             given.query,
             given.kv_cache,
             given.step(64, width_multiple=2),
+            workspace(),
             scales=(1.0, 0.25),
             with_lse=True,
         )

@@ -22,23 +22,28 @@ _SPLITS = -1  # chosen by the kernel
 class CutlassMLACall:
     """The call of one layer: one query token each, of exactly 128 heads."""
 
-    def __init__(self, spec: LayerSpec, kv_lora_rank: int, workspace: Tensor) -> None:
+    def __init__(self, spec: LayerSpec, kv_lora_rank: int) -> None:
         """Bind what a layer never changes.
 
         Args:
             spec: of the layer.
             kv_lora_rank: width of the latent.
-            workspace: uint8, of `workspace_bytes`.
 
         Raises:
             ImportError: the library does not load, in its own words.
         """
         self._function = vllm_cutlass_mla.interface().sm100_cutlass_mla_decode
         self._num_heads, self._rank = spec.num_heads, kv_lora_rank
-        self._scale, self._workspace = Scale(spec.scale), workspace
+        self._scale = Scale(spec.scale)
 
     def __call__(
-        self, query: Tensor, kv_cache: Tensor, step: LatentStep, *, with_lse: bool = False
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        step: LatentStep,
+        workspace: Tensor,
+        *,
+        with_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend, and return output (T, H, rank) and, if it is wanted, LSE (H, T).
 
@@ -46,6 +51,7 @@ class CutlassMLACall:
             query: (T, H, rank + rope), absorbed, one row for each request.
             kv_cache: (blocks, block_size, rank + rope).
             step: with query_len 1.
+            workspace: uint8, of `workspace_bytes`.
             with_lse: the LSE is wanted.
         """
         query = padded_heads(self._scale.query(query), KERNEL_HEADS)
@@ -60,7 +66,7 @@ class CutlassMLACall:
             kv_c_and_k_pe_cache=in_pages(kv_cache, PAGE_SIZE),
             seq_lens=step.seq_lens,
             page_table=step.block_table,
-            workspace=self._workspace,
+            workspace=workspace,
             scale=self._scale.value,
             num_kv_splits=_SPLITS,
         )

@@ -40,16 +40,13 @@ def trtllm_page_size(block_size: int) -> int:
 class TrtllmMLA:
     """The call of one layer. The kernel reads lengths on the device, and returns bfloat16."""
 
-    def __init__(
-        self, interface: Interface, spec: LayerSpec, dims: MLADims, *, workspace: Tensor
-    ) -> None:
+    def __init__(self, interface: Interface, spec: LayerSpec, dims: MLADims) -> None:
         """Bind what a layer never changes.
 
         Args:
             interface: of the installed release.
             spec: of the layer.
             dims: widths of the latent.
-            workspace: uint8, zero before its first use; the kernel leaves its counters zero.
 
         Raises:
             UnsupportedOptionError: the release has no such call.
@@ -63,7 +60,6 @@ class TrtllmMLA:
         self._dims, self._scale = dims, Scale(spec.scale)
         self._page = trtllm_page_size(_block_size(spec))
         self._fixed: dict[str, Any] = {
-            "workspace_buffer": workspace,
             "qk_nope_head_dim": dims.qk_nope_head_dim,
             "kv_lora_rank": dims.kv_lora_rank,
             "qk_rope_head_dim": dims.qk_rope_head_dim,
@@ -76,6 +72,7 @@ class TrtllmMLA:
         query: Tensor,
         kv_cache: Tensor,
         step: LatentStep,
+        workspace: Tensor,
         *,
         scales: tuple[float, float] | None = None,
         with_lse: bool = False,
@@ -86,6 +83,8 @@ class TrtllmMLA:
             query: (T, H, rank + rope), absorbed.
             kv_cache: (blocks, block_size, rank + rope).
             step: with query_len, the same for all requests.
+            workspace: uint8, nobody else's and zero before its first use; the kernel leaves its
+                counters zero.
             scales: of query and cache, of an fp8 cache alone.
             with_lse: the LSE is wanted.
         """
@@ -97,6 +96,7 @@ class TrtllmMLA:
         result = self._function(
             query=query.view(step.num_reqs, step.query_len, *query.shape[1:]),
             kv_cache=in_pages(kv_cache, self._page).unsqueeze(1),
+            workspace_buffer=workspace,
             block_tables=step.block_table,
             seq_lens=step.seq_lens,
             max_seq_len=step.max_seq_len,

@@ -1,0 +1,125 @@
+"""What the layers of all backends over latents do around their kernel's call."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from attn_cuda._mla_edges import to_contract_lse
+from attn_shared.backend import AttentionLayer, MLAAttentionImpl
+from attn_shared.call_checks import CallChecker
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.kv_cache import MLAAttentionSpec
+from attn_shared.loaded_devices import LoadedDevice, LoadedDevices
+from attn_shared.mla_metadata import MLAMetadata
+from attn_shared.request import MLADims
+from attn_shared.spec import LayerSpec
+
+__all__ = ["VendorMLAImpl"]
+
+D = TypeVar("D")
+"""The backend's metadata of the decodes."""
+
+
+class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
+    """Runs one layer on a vendor's decode.
+
+    Attributes:
+        loaded: the device that the layer was built for.
+        dims: the layer's widths.
+    """
+
+    can_return_lse = True
+
+    def __init__(
+        self, spec: LayerSpec, devices: LoadedDevices, decode_type: type[D], name: str
+    ) -> None:
+        """Refuse a layer that is not served.
+
+        Args:
+            spec: of the layer.
+            devices: where the backend is loaded.
+            decode_type: the metadata that the backend's builder makes.
+            name: of the backend.
+
+        Raises:
+            InvalidRequestError: a value that no backend may accept.
+            UnsupportedOptionError: with every reason.
+            VendorMissingError: the process has loaded nothing.
+        """
+        super().__init__(spec)
+        self.loaded: LoadedDevice = devices.serving(spec)
+        self._name, self._decode_type = name, decode_type
+        self._checker = CallChecker(spec)
+        cache = spec.kv_cache_spec
+        if spec.mla is None or not isinstance(cache, MLAAttentionSpec):
+            raise UnsupportedOptionError(f"{name} serves layers with a cache of latents alone.")
+        if cache.is_quantized and cache.dtype is not torch.float8_e4m3fn:
+            raise UnsupportedOptionError(
+                f"a cache of {cache.dtype} is not served by {name}; allowed: torch.float8_e4m3fn."
+            )
+        self.dims: MLADims = spec.mla
+        self.is_quantized = cache.is_quantized
+
+    @abstractmethod
+    def decode(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        kv_cache: Tensor,
+        step: D,
+        out: Tensor | None,
+        *,
+        with_lse: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return output (T, H, kv_lora_rank) and, if it is wanted, LSE (H, T), both of T decodes.
+
+        An LSE of +inf is taken for -inf. `out` may be written and returned.
+        """
+
+    def forward_mqa(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: MLAMetadata[D],
+        output: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Decode; see `MLAAttentionImpl.forward_mqa`.
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer or the metadata.
+            UnsupportedOptionError: the layer object carries an option that it was not built with.
+        """
+        self._checker.check_decode_inputs(layer, query, kv_cache, metadata, output, lse)
+        step, count = metadata.decode, metadata.num_decode_tokens
+        if step is not None and not isinstance(step, self._decode_type):
+            raise InvalidInputError.for_argument(
+                "metadata.decode", type(step).__name__, f"from a builder of {self._name}"
+            )
+        if step is None:
+            return self._whole(query, output, 0)
+        rows, out = query, output
+        if len(query) != count:
+            rows, out = query[:count], None if output is None else output[:count]
+        result, found = self.decode(layer, rows, kv_cache, step, out, with_lse=lse is not None)
+        if lse is not None and found is not None:
+            lse[:, :count].copy_(to_contract_lse(found))
+        if output is None and len(query) == count:
+            return result
+        output = self._whole(query, output, count)
+        if result.data_ptr() != output.data_ptr():
+            output[:count].copy_(result)
+        return output
+
+    def _whole(self, query: Tensor, output: Tensor | None, count: int) -> Tensor:
+        """Return the caller's output, or a new one with zeros behind the decodes."""
+        if output is None:
+            output = query.new_empty((len(query), self.spec.num_heads, self.spec.head_size_v))
+            output[count:].zero_()
+        return output

@@ -1,0 +1,85 @@
+"""Decodes as kernels over latents take them, at addresses that captured graphs may hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attn_cuda._fa_buffers import Buffers
+from attn_cuda._mla_step import LatentStep, kernel_table, with_safe_rows
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.served import require_block_table
+from attn_shared.spec import BuildConfig
+
+__all__ = ["StepMaker", "is_captured"]
+
+
+def is_captured(common: CommonAttentionMetadata, config: BuildConfig) -> bool:
+    """Whether graphs are captured for batches of this size."""
+    return not {common.num_actual_tokens, common.num_reqs}.isdisjoint(config.capture_sizes)
+
+
+class StepMaker:
+    """Describes the decodes of a group of layers to one kernel."""
+
+    def __init__(
+        self,
+        config: BuildConfig,
+        device: torch.device,
+        *,
+        block_size: int,
+        page_size: int,
+        width_multiple: int = 1,
+        loads_keyless: bool = False,
+    ) -> None:
+        """Keep what every step needs.
+
+        Args:
+            config: bounds of the batches.
+            device: where the kernels run.
+            block_size: tokens of the cache's blocks.
+            page_size: tokens of the kernel's pages, a divisor of that.
+            width_multiple: what the table's columns have to be a multiple of.
+            loads_keyless: the kernel loads a page for a request without keys as well.
+        """
+        self._config, self._device = config, device
+        self._ratio, self._multiple = block_size // page_size, width_multiple
+        self._loads_keyless = loads_keyless
+        self._buffers = Buffers(device, is_kept=bool(config.capture_sizes))
+
+    def make(self, common: CommonAttentionMetadata) -> LatentStep:
+        """Return the step of some decodes; nothing waits for the device."""
+        host = common.query_lens_cpu
+        longest = common.max_query_len
+        is_uniform = common.num_reqs * longest == common.num_actual_tokens and bool(
+            (host == longest).all()
+        )
+        return LatentStep(
+            query_start_loc=common.query_start_loc,
+            query_len=longest if is_uniform else 0,
+            max_query_len=longest,
+            seq_lens=common.seq_lens,
+            max_seq_len=max(1, common.max_seq_len),
+            block_table=self._table(common),
+            num_tokens=common.num_actual_tokens,
+        )
+
+    def _table(self, common: CommonAttentionMetadata) -> Tensor:
+        given = require_block_table(common)
+        table = given
+        if self._loads_keyless and self._may_be_keyless(common):
+            table = with_safe_rows(table, common.seq_lens)
+        table = kernel_table(table, self._ratio, width_multiple=self._multiple)
+        if table is given:
+            return table
+        if not is_captured(common, self._config):
+            return table
+        name = f"table of {common.num_actual_tokens}"
+        return self._buffers.kept(name, table.flatten()).view(table.shape)
+
+    def _may_be_keyless(self, common: CommonAttentionMetadata) -> bool:
+        """Whether a request may have no keys; a captured graph is for any."""
+        host = common.seq_lens_cpu
+        if host is None or is_captured(common, self._config):
+            return True
+        return not common.seq_lens_cpu_is_exact or int(host.min()) < 1
