@@ -175,11 +175,41 @@ class CallChecker:
         """Return the output and the cache's format of a call of `forward_mqa`.
 
         Args:
+            layer: as in `check_decode_inputs`, like every argument that is not listed here.
+            query: as there.
+            kv_cache: as there.
+            metadata: as there.
+            output: (T, H, kv_lora_rank); None: it is made, with zeros behind the decodes.
+            lse: as there.
+
+        Raises:
+            InvalidInputError: as `check_decode_inputs`.
+            UnsupportedOptionError: likewise.
+        """
+        spec = self.check_decode_inputs(layer, query, kv_cache, metadata, output, lse)
+        if output is None:
+            shape = (len(query), self.spec.num_heads, self.spec.head_size_v)
+            output = query.new_empty(shape)
+            output[require_mla_metadata(metadata).num_decode_tokens :].zero_()
+        return output, spec
+
+    def check_decode_inputs(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: object,
+        output: Tensor | None,
+        lse: Tensor | None,
+    ) -> MLAAttentionSpec:
+        """Return the cache's format of a call of `forward_mqa`, for kernels that make the output.
+
+        Args:
             layer: the calling layer.
             query: (T, H, latent_size).
             kv_cache: (num_blocks, block_size, latent_size).
             metadata: this step's, an `MLAMetadata`.
-            output: (T, H, kv_lora_rank); None: it is made, with zeros behind the decodes.
+            output: (T, H, kv_lora_rank), or None.
             lse: (H, T), or None.
 
         Raises:
@@ -199,11 +229,7 @@ class CallChecker:
                 "kv_cache device", kv_cache.device, f"{query.device}, the query's"
             )
         spec.check(kv_cache)
-        if output is None:
-            shape = (len(query), self.spec.num_heads, self.spec.head_size_v)
-            output = query.new_empty(shape)
-            output[num_tokens:].zero_()
-        return output, spec
+        return spec
 
     def check_keys(
         self,

@@ -1,8 +1,8 @@
 """For which devices this process has loaded a backend's libraries, and what was found there.
 
 A layer is built from its description alone, which names no device; which libraries are loaded is a
-fact of the process, as sys.modules is. A backend's `load_vendor` notes it here, and the constructors
-of its layers ask.
+fact of the process, as sys.modules is. A backend's `load_vendor` notes it here, and the
+constructors of its layers ask.
 """
 
 from __future__ import annotations
@@ -12,12 +12,30 @@ from dataclasses import dataclass
 
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import VendorMissingError
+from attn_shared.errors import VendorMissingError, own_words
 from attn_shared.inventory import Inventory
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 
-__all__ = ["LoadedDevice", "LoadedDevices"]
+__all__ = ["LoadedDevice", "LoadedDevices", "import_vendor"]
+
+
+def import_vendor(library: str, load: Callable[[], object]) -> None:
+    """Import a library, for a backend's `load_vendor`.
+
+    Args:
+        library: its name in the inventory.
+        load: imports it, and raises an ImportError where it does not load.
+
+    Raises:
+        VendorMissingError: it does not load, in its own words.
+    """
+    try:
+        load()
+    except ImportError as error:
+        raise VendorMissingError(
+            f"{library} does not load: {own_words(error)}.", library=library
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +56,9 @@ class LoadedDevice:
 class LoadedDevices:
     """One backend's devices; the latest word on an architecture counts."""
 
-    def __init__(self, name: str, capability: Callable[[DeviceFacts, Inventory], Capability]):
+    def __init__(
+        self, name: str, capability: Callable[[DeviceFacts, Inventory], Capability]
+    ) -> None:
         """Keep the backend's name, for messages, and what tells its capability."""
         self._name, self._capability = name, capability
         self._by_arch: dict[str, LoadedDevice] = {}

@@ -21,7 +21,7 @@ from attn_shared.capability import Reason
 from attn_shared.inventory import Inventory, VendorEntry
 from attn_shared.spec import LayerSpec
 
-__all__ = ["LIBRARIES", "FlashAttnMLACall", "latent_schedule", "load", "resolve_provider"]
+__all__ = ["INTERFACES", "LIBRARIES", "FlashAttnMLACall", "latent_schedule", "resolve_provider"]
 
 LIBRARIES = ("vllm_flash_attn_3", "flash_attn_3")
 """Libraries with the argument, the one that is taken first first."""
@@ -81,18 +81,10 @@ def _provider(entry: VendorEntry) -> Provider:
     )
 
 
-def load(library: str) -> None:
-    """Import a library by its name in the inventory.
-
-    Raises:
-        ImportError: it does not load, in its own words.
-    """
-    _INTERFACES[library]()
-
-
-_INTERFACES: Mapping[str, Callable[[], Any]] = MappingProxyType(
+INTERFACES: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {"vllm_flash_attn_3": vllm_flash_attn.interface, "flash_attn_3": flash_attn_3.interface}
 )
+"""What imports each of them."""
 
 
 class FlashAttnMLACall:
@@ -104,7 +96,7 @@ class FlashAttnMLACall:
         Raises:
             ImportError: the library does not load, in its own words.
         """
-        module = _INTERFACES[provider.library]()
+        module = INTERFACES[provider.library]()
         self._rank = kv_lora_rank
         self._scale = Scale(spec.scale)
         is_vllm = provider.library == "vllm_flash_attn_3"

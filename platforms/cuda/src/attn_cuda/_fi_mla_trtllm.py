@@ -74,7 +74,7 @@ class TrtllmMLA:
         step: LatentStep,
         workspace: Tensor,
         *,
-        scales: tuple[float, float] | None = None,
+        scales: tuple[float | Tensor, float | Tensor] | None = None,
         with_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; return output (T, H, rank) and LSE (H, T), a natural logarithm, if it is wanted.
@@ -89,10 +89,12 @@ class TrtllmMLA:
             with_lse: the LSE is wanted.
         """
         query = self._scale.query(query)
-        first, second = self._scale.value, 1.0
+        first: float | Tensor = self._scale.value
+        second: float | Tensor = 1.0
         if scales is not None:
             query = quantize_fp8(query, scales[0], kv_cache.dtype)
             first, second = first * scales[0] * scales[1], scales[1]
+            first, second = (_argument(factor) for factor in (first, second))
         result = self._function(
             query=query.view(step.num_reqs, step.query_len, *query.shape[1:]),
             kv_cache=in_pages(kv_cache, self._page).unsqueeze(1),
@@ -109,6 +111,11 @@ class TrtllmMLA:
             return result.flatten(0, 1), None
         output, lse = result
         return output.flatten(0, 1), to_contract_lse(lse.flatten(0, -2), is_log2=True).T
+
+
+def _argument(factor: float | Tensor) -> float | Tensor:
+    """Return a factor as the call takes it: a number, or float32 (1,), read on the device."""
+    return factor.float().reshape(1) if isinstance(factor, Tensor) else factor
 
 
 def _block_size(spec: LayerSpec) -> int:

@@ -30,13 +30,23 @@ from attn_shared.inventory import Inventory, VendorStatus
 from attn_shared.mla_heads import head_count_objection
 from attn_shared.request import AttentionRequest
 
-__all__ = ["cutlass_mla", "flash_attn_mla", "flashinfer_mla", "flashmla", "is_blackwell"]
+__all__ = ["BATCHES", "cutlass_mla", "flash_attn_mla", "flashinfer_mla", "flashmla", "is_blackwell"]
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _HOPPER = DeviceLimit(vendor=Vendor.NVIDIA, families=(9,))
 _BLACKWELL = DeviceLimit(vendor=Vendor.NVIDIA, families=(10,))
 _DEEPSEEK = (512, 64)
 _SMALL = (256, 64)
+
+
+BATCHES = Capability(
+    devices=(DeviceLimit(vendor=Vendor.NVIDIA),),
+    dtypes=_HALVES,
+    head_sizes=SizeSet(),
+    block_sizes=(1,),
+    is_mla=True,
+)
+"""What all of them say to a batch's own options, whatever the device: that there are none."""
 
 
 def _latents(widths: Sequence[tuple[int, int]], *rules: Rule, **fields: Any) -> Capability:

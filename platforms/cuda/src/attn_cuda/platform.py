@@ -18,6 +18,7 @@ from attn_cuda._vendor import (
     flash_mla,
     flashinfer,
     triton,
+    vllm_cutlass_mla,
     vllm_flash_attn_2,
     vllm_flash_attn_3,
 )
@@ -130,7 +131,7 @@ class CudaPlatform(Platform):
         """Return how to find the attention libraries for NVIDIA GPUs."""
         modules = (
             *(flash_attn, flash_attn_3, fa3_fwd, flash_attn_4, vllm_flash_attn_2),
-            *(vllm_flash_attn_3, flashinfer, flash_mla, triton),
+            *(vllm_flash_attn_3, flashinfer, flash_mla, vllm_cutlass_mla, triton),
         )
         return tuple(module.SPEC for module in modules)
 

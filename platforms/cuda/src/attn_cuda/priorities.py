@@ -108,7 +108,37 @@ tokenspeed-fa3, both captured, TRITON_ATTN took 0.66 of the time at 1x1024, 0.94
 at 256x1024 in 3 rounds on a busy machine; with vLLM's build such batches were not compared.
 """
 
+_VENDORS_LATENTS = "not measured on this hardware; kernels written for it before portable ones"
+
 MLA_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="FLASH_ATTN_MLA",
+        priority=PriorityBand.PERFORMANT,
+        provenance=_VENDORS_LATENTS,
+    ),
+    Rank(
+        name="FLASHMLA",
+        priority=PriorityBand.PERFORMANT - 10,
+        provenance=_VENDORS_LATENTS,
+    ),
+    Rank(
+        name="FLASHINFER_MLA",
+        priority=PriorityBand.PERFORMANT - 20,
+        families=_HOPPER,
+        provenance="not measured on this hardware; its kernels are compiled at first use and "
+        "planned on the host",
+    ),
+    Rank(
+        name="FLASHINFER_MLA",
+        priority=PriorityBand.PERFORMANT,
+        provenance="not measured on this hardware; trtllm-gen's kernels, written for it",
+    ),
+    Rank(
+        name="CUTLASS_MLA",
+        priority=PriorityBand.PERFORMANT - 10,
+        provenance="not measured on this hardware; single query tokens alone, and all heads padded "
+        "to 128",
+    ),
     Rank(
         name="TORCH_MLA",
         priority=PriorityBand.PORTABLE,

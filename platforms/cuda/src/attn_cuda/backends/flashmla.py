@@ -19,9 +19,8 @@ from attn_cuda._vendor import flash_mla
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import VendorMissingError, own_words
 from attn_shared.kv_cache import KVCacheSpec
-from attn_shared.loaded_devices import LoadedDevices
+from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAQuerySupport
@@ -66,12 +65,7 @@ class FlashMLABackend(AttentionBackend):
         Raises:
             VendorMissingError: it does not load, in its own words.
         """
-        try:
-            flash_mla.interface()
-        except ImportError as error:
-            raise VendorMissingError(
-                f"flash_mla does not load: {own_words(error)}.", library="flash_mla"
-            ) from error
+        import_vendor("flash_mla", flash_mla.interface)
         DEVICES.remember(device, inventory)
 
 
