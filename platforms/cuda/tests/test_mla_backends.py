@@ -254,11 +254,16 @@ def test_more_heads_than_cutlass_has() -> None:
 
 @pytest.mark.parametrize("name", ["flashmla-tokenspeed", "flashinfer-0.6-hopper", "cutlass"])
 def test_latents_of_other_widths(name: str) -> None:
-    dims = MLADims(kv_lora_rank=256, qk_rope_head_dim=64)
     capability, device = capability_of(name)
-    reasons = capability.check(latent_request(dims, block_size=BACKENDS[name].block_size), device)
-    assert {r.code for r in reasons} == {"head_size", "mla_dims"}
-    assert "512 with 64" in str(reasons[-1])
+    size = BACKENDS[name].block_size
+    small = MLADims(kv_lora_rank=256, qk_rope_head_dim=64)
+    (reason,) = capability.check(latent_request(small, block_size=size), device)
+    assert (reason.code, reason.value, reason.allowed) == ("head_size", "320", "576")
+    odd = MLADims(kv_lora_rank=448, qk_rope_head_dim=128)
+    (reason,) = capability.check(latent_request(odd, block_size=size), device)
+    assert reason.code == "mla_dims"
+    assert reason.value == "kv_lora_rank=448 with qk_rope_head_dim=128"
+    assert reason.allowed == "512 with 64"
 
 
 def test_a_width_without_rope_that_trtllm_does_not_know() -> None:

@@ -263,7 +263,8 @@ def test_vendor_libraries_are_looked_for_without_being_imported() -> None:
     names = [spec.name for spec in specs]
     assert names == [
         *("flash_attn", "flash_attn_3", "fa3_fwd", "flash_attn_4"),
-        *("vllm_flash_attn_2", "vllm_flash_attn_3", "flashinfer", "flash_mla", "triton"),
+        *("vllm_flash_attn_2", "vllm_flash_attn_3", "flashinfer", "flash_mla"),
+        *("vllm_cutlass_mla", "triton"),
     ]
     assert all(spec.install and spec.probe.startswith("attn_cuda._vendor.") for spec in specs)
     before = set(sys.modules)

@@ -72,7 +72,9 @@ def _latents(widths: Sequence[tuple[int, int]], *rules: Rule, **fields: Any) -> 
 def _width_rule(widths: Sequence[tuple[int, int]]) -> Rule:
     def check(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
         dims = request.mla
-        if dims is None or (dims.kv_lora_rank, dims.qk_rope_head_dim) in widths:
+        if dims is None or dims.latent_size not in {sum(pair) for pair in widths}:
+            return None  # the width of an entry has said why
+        if (dims.kv_lora_rank, dims.qk_rope_head_dim) in widths:
             return None
         words = ", ".join(f"{rank} with {rope}" for rank, rope in widths)
         return Reason(
