@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from differences import Difference, Rule
 from flashinfer_rules import flashinfer_rules
+from mla_rules import mla_rules
 
 __all__ = ["selection_rules"]
 
@@ -35,6 +36,7 @@ def selection_rules() -> list[Rule]:
         *_cpu(),
         *_xpu(),
         *_caches(),
+        *mla_rules(),
         *_named(),
         *_orders(),
     ]
