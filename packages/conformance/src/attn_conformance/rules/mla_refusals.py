@@ -131,17 +131,19 @@ def _check_wrong_prefill(subject: Subject, case: Case) -> None:
     if metadata.prefill is None:
         return  # a decode kernel that takes rows so long is asked by other rules
     word, layer = "query", batch.layer
+    rows = slice(metadata.num_decode_tokens, None)
     tensors = {"query": batch.query, "latent": batch.latent, "rope": batch.rope}
+    tensors = {name: tensor[rows] for name, tensor in tensors.items()}
     if case.name in _PREFILL_TENSORS:
         word, change = _PREFILL_TENSORS[case.name]
         tensors[word] = change(tensors[word])
     elif case.name == "absorbed-query":
-        tensors["query"] = batch.absorbed
+        tensors["query"] = batch.absorbed[rows]
     elif case.name == "no-projection":
         word, layer = "kv_b_proj", replace(batch.layer, kv_b_proj=None)
     else:
         word, metadata = "metadata", object()
-    output = batch.query.new_empty(*batch.query.shape[:2], batch.dims.v_head_dim)
+    output = batch.query.new_empty(*batch.query[rows].shape[:2], batch.dims.v_head_dim)
     with must_refuse(f"forward_mha with a wrong {case.name}", word):
         engine.impl.forward_mha(
             layer,
