@@ -10,9 +10,9 @@ from mla_testing import SMALL, decodes, latent_layer
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3, FLASH_ATTN_3_LATENT
 from attn_conformance.stubs.vendors.vllm_flash_attn import VLLM_FLASH_ATTN_3
-from attn_cuda._fa_calls import KeyStep
 from attn_cuda._fa_mla_call import FlashAttnMLACall, latent_schedule, resolve_provider
 from attn_cuda._fa_providers import Provider
+from attn_cuda._fa_step import KeyStep
 from attn_cuda._vendor import flash_attn_3, vllm_flash_attn_3
 from attn_shared.capability import Reason
 from attn_shared.inventory import VendorBuild

@@ -6,7 +6,7 @@ from mla_testing import SMALL, decodes, latent_layer
 
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.vendors.flashinfer_mla import FLASHINFER_MLA_0_6, FLASHINFER_MLA_0_7
-from attn_cuda._fi_mla_plan import PlannedMLA, pages_in_a_row
+from attn_cuda._fi_mla_plan import PlannedMLA
 from attn_cuda._fi_mla_trtllm import TABLE_TOKENS, TrtllmMLA, trtllm_page_size
 from attn_cuda._vendor.flashinfer_mla import interface
 from attn_shared.errors import UnsupportedOptionError
@@ -47,14 +47,6 @@ def test_planned_decodes_of_each_release(
         assert output is out
         assert given.problems(out) == ()
     assert all(not call.positional for call in recorder.calls if call.function.endswith("run"))
-
-
-def test_pages_in_a_row() -> None:
-    table = torch.tensor([[7, 3, -1], [-1, -1, -1], [4, 5, 6]], dtype=torch.int32)
-    starts, pages = pages_in_a_row(table, torch.tensor([65, 0, 192], dtype=torch.int32), 64)
-    assert starts.tolist() == [0, 2, 2, 5]
-    assert pages.tolist() == [7, 3, 4, 5, 6]
-    assert pages.dtype is torch.int32
 
 
 @RELEASES

@@ -8,41 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_cuda._fi_pages import page_indices, pages_of, require_pages
+from attn_cuda._fi_wrappers import Planner
 from attn_cuda._mla_edges import Scale
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._vendor.flashinfer_mla import Interface
 from attn_shared.spec import LayerSpec
 
-__all__ = ["PlannedMLA", "pages_in_a_row"]
+__all__ = ["PlannedMLA"]
 
 _LN_2 = math.log(2)
-
-
-def pages_in_a_row(block_table: Tensor, seq_lens_cpu: Tensor, page_size: int) -> tuple[Tensor, ...]:
-    """Return pages as FlashInfer takes them: where each request's begin, and all in a row.
-
-    Args:
-        block_table: (B, M) int32.
-        seq_lens_cpu: (B,) int32 on the host, exact.
-        page_size: tokens per page.
-
-    Returns:
-        Starts (B + 1,) int32 on the host, pages (starts[-1],) int32 where the table is.
-    """
-    counts = (seq_lens_cpu + (page_size - 1)) // page_size
-    starts = torch.zeros(len(counts) + 1, dtype=torch.int32)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
-    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    columns = torch.arange(len(rows)) - starts[rows]
-    places = (rows * block_table.shape[1] + columns).to(block_table.device, non_blocking=True)
-    return starts, block_table.reshape(-1)[places]
 
 
 class PlannedMLA:
     """A wrapper with its buffers: for one captured batch size, or for all batches that are not.
 
-    A plan is copied to the device from pinned memory that the wrapper owns, without waiting: the
-    next plan waits until the copy of the last one is done.
+    A plan overwrites what `run` reads, so that it holds until the next one alone.
     """
 
     def __init__(
@@ -72,7 +53,6 @@ class PlannedMLA:
         self._interface, self._spec, self._rank = interface, spec, kv_lora_rank
         self._page_size, self._device = page_size, workspace.device
         self._scale = Scale(spec.scale)
-        self._copied: torch.cuda.Event | None = None
         buffers: dict[str, Any] = {}
         if most_pages:
             buffers = {
@@ -82,7 +62,8 @@ class PlannedMLA:
                 "kv_indices": self._buffer(most_pages),
                 "kv_len_arr": self._buffer(num_reqs),
             }
-        self._wrapper = interface.wrapper(workspace, backend=backend, **buffers)
+        wrapper = interface.wrapper(workspace, backend=backend, **buffers)
+        self._planner = Planner(wrapper, workspace.device, {})
 
     def _buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self._device)
@@ -95,9 +76,8 @@ class PlannedMLA:
             starts_cpu: (B + 1,) int32, query_start_loc on the host.
             seq_lens_cpu: (B,) int32.
         """
-        if self._copied is not None:
-            self._copied.synchronize()
-        page_starts, pages = pages_in_a_row(step.block_table, seq_lens_cpu, self._page_size)
+        pages = pages_of(seq_lens_cpu, self._page_size)
+        require_pages(seq_lens_cpu, step.block_table, self._page_size)
         rank, width = self._rank, self._spec.head_size
         options: dict[str, Any] = {
             "num_heads": self._spec.num_heads,
@@ -111,19 +91,16 @@ class PlannedMLA:
         }
         tensors = {
             "qo_indptr": starts_cpu,
-            "kv_indptr": page_starts,
-            "kv_indices": pages,
+            "kv_indptr": pages.starts,
+            "kv_indices": page_indices(step.block_table, pages),
             "kv_len_arr": seq_lens_cpu,
         }
         if self._interface.csr is None:
-            self._wrapper.plan(**tensors, **options)
+            self._planner.plan(**tensors, **options)
         else:
             there = {name: tensor.to(self._device) for name, tensor in tensors.items()}
             layouts = {"query_layout": "split", "kv_cache_layout": "split", "lse_mode": "basee"}
-            self._wrapper.plan(metadata=self._interface.csr(**there), **layouts, **options)
-        if self._device.type == "cuda":
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._planner.plan(metadata=self._interface.csr(**there), **layouts, **options)
 
     def __call__(
         self,
@@ -145,12 +122,12 @@ class PlannedMLA:
         parts = (query[..., : self._rank], query[..., self._rank :])
         caches = (kv_cache[..., : self._rank], kv_cache[..., self._rank :])
         if self._interface.csr is not None:
-            output, lse = self._wrapper.run(
+            output, lse = self._planner.wrapper.run(
                 query=parts, kv_cache=caches, out=out, return_lse=True, return_lse_base_on_e=True
             )
             return output, lse.T
         base = {"return_lse_base_on_e": True} if self._interface.has_natural_lse else {}
-        result = self._wrapper.run(
+        result = self._planner.wrapper.run(
             q_nope=parts[0],
             q_pe=parts[1],
             ckv_cache=caches[0],

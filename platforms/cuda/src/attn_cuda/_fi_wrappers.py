@@ -20,7 +20,14 @@ from attn_cuda._fi_loaded import Loaded
 from attn_cuda._vendor import flashinfer
 from attn_shared.workspace import Workspace
 
-__all__ = ["Lease", "Planner", "Wrappers", "uses_tensor_cores", "workspace_bytes"]
+__all__ = [
+    "Lease",
+    "Planner",
+    "Wrappers",
+    "shared_workspace",
+    "uses_tensor_cores",
+    "workspace_bytes",
+]
 
 _MIB = 2**20
 _LARGEST_TILE = 128  # rows of one program, of queries times heads of a group

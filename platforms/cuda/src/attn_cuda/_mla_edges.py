@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_edges import aligned
+from attn_shared.alignment import aligned
 
 __all__ = ["Scale", "to_contract_lse"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attn_cuda._fa_buffers import Buffers
 from attn_cuda._mla_step import LatentStep, kernel_table, with_safe_rows
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig
+from attn_shared.step_buffers import Buffers
 
 __all__ = ["StepMaker", "is_captured"]
 

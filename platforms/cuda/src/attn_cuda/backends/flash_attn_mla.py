@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from attn_cuda import _fa_mla_call
-from attn_cuda._fa_buffers import Buffers
-from attn_cuda._fa_calls import KeyStep
-from attn_cuda._fa_edges import is_aligned
 from attn_cuda._fa_mla_call import FlashAttnMLACall, latent_schedule, resolve_provider
 from attn_cuda._fa_providers import Provider
+from attn_cuda._fa_step import KeyStep
 from attn_cuda._mla_capability import BATCHES, flash_attn_mla
 from attn_cuda._mla_impl import VendorMLAImpl
 from attn_cuda._mla_steps import is_captured
+from attn_shared.alignment import is_aligned
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability, Reason
 from attn_shared.device import DeviceFacts
@@ -30,6 +29,7 @@ from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
 from attn_shared.request import MLADims
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_shared.step_buffers import Buffers
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory

@@ -12,6 +12,7 @@ from torch import Tensor
 from attn_cuda._fi_mla_plan import PlannedMLA
 from attn_cuda._fi_mla_trtllm import TABLE_TOKENS, TrtllmMLA, trtllm_page_size
 from attn_cuda._fi_mla_wrappers import LentPlan, Wrappers
+from attn_cuda._fi_wrappers import shared_workspace
 from attn_cuda._mla_capability import BATCHES, flashinfer_mla, is_blackwell
 from attn_cuda._mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
@@ -120,8 +121,8 @@ class FlashInferMLAMetadataBuilder(MLAMetadataBuilder[FlashInferMLADecode]):
             loads_keyless=not self._is_planned,
         )
         # trtllm-gen keeps counters in it, which nobody else may write.
-        own = Workspace(device) if not self._is_planned else None
-        self._space = own or config.workspace or Workspace(device)
+        own = None if self._is_planned else Workspace(device)
+        self._space = own or config.workspace or shared_workspace(device)
         self._wrappers = Wrappers(self._wrapper)
 
     def check_served(self, layer: LayerSpec) -> None:

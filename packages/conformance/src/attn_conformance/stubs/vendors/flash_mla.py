@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,20 +113,20 @@ def _legacy(arguments: Arguments) -> None:
         refuse_unless(scale is None or is_fp8, _NAME, f"{name} is for fp8")
 
 
-def _roles(**more: str) -> Roles:
-    return Roles(
-        key="k_cache",
-        value="",
-        value_size="head_dim_v",
-        query_starts="",
-        max_query_len="",
-        key_lens="cache_seqlens",
-        table="block_table",
-        window="",
-        softcap="",
-        **more,
-    )
-
+_ROLES = Roles(
+    key="k_cache",
+    value="",
+    value_size="head_dim_v",
+    query_starts="",
+    max_query_len="",
+    key_lens="cache_seqlens",
+    table="block_table",
+    window="",
+    softcap="",
+)
+_ROLES_WITH_FP8 = replace(
+    _ROLES, query_descale="descale_q", key_descale="descale_k", value_descale="descale_k"
+)
 
 _TUNING = frozenset({"tile_scheduler_metadata", "is_fp8_kvcache", "use_legacy"})
 _LSE = LseForm(keyless=math.inf)
@@ -198,7 +198,7 @@ TOKENSPEED_FLASH_MLA = VendorStub(
     version="1.0.0.post20260429",
     modules={
         "flash_mla": {
-            _NAME: _decode(_TOKENSPEED, _roles(), _HALVES),
+            _NAME: _decode(_TOKENSPEED, _ROLES, _HALVES),
             "flash_mla_sparse_fwd": _sparse(""),
             "get_mla_metadata": _empty_schedule(),
         }
@@ -213,9 +213,7 @@ SGL_FLASH_MLA = VendorStub(
         "flash_mla": {
             _NAME: _decode(
                 _SGL,
-                _roles(
-                    query_descale="descale_q", key_descale="descale_k", value_descale="descale_k"
-                ),
+                _ROLES_WITH_FP8,
                 _WITH_FP8,
                 _legacy,
             ),

@@ -19,10 +19,10 @@ from attn_conformance.stubs.checks import (
     refuse_unless,
 )
 from attn_conformance.stubs.modules import VendorStub
-from attn_conformance.stubs.planned import _with_signature
+from attn_conformance.stubs.planned import with_signature
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
-from attn_conformance.stubs.vendors.flashinfer import FLASHINFER
+from attn_conformance.stubs.vendors.flashinfer import FLASHINFER, FLASHINFER_0_6_13
 
 __all__ = ["FLASHINFER_MLA_0_6", "FLASHINFER_MLA_0_7"]
 
@@ -111,9 +111,9 @@ class _Wrapper:
             return self._plan.answer(given)
 
         methods = {
-            "__init__": _with_signature(init, self.init),
-            "plan": _with_signature(plan, self.plan),
-            "run": _with_signature(run, run_signature),
+            "__init__": with_signature(init, self.init),
+            "plan": with_signature(plan, self.plan),
+            "run": with_signature(run, run_signature),
         }
         return type(_CLASS, (), methods)
 
@@ -268,7 +268,7 @@ class _Trtllm:
         refuse_unless(cache.ndim == 4, name, f"kv_cache must have 4 dimensions, not {cache.ndim}")
         rank, rope = arguments["kv_lora_rank"], arguments["qk_rope_head_dim"]
         refuse_unless((rank, rope) in ((512, 64), (256, 64)), name, f"widths {rank}, {rope}")
-        batch, length, page = *query.shape[:2], cache.shape[-2]
+        batch, length, page = query.shape[0], query.shape[1], cache.shape[-2]
         check_indices(name, "block_tables", table, (batch, None))
         check_indices(name, "seq_lens", arguments["seq_lens"], (batch,))
         words = f"block_num % (128 / block_size) must be 0, not {table.shape[1]} of {page}"
@@ -292,24 +292,22 @@ class _Trtllm:
         output = output.unflatten(0, (batch, length))
         if not arguments["return_lse"]:
             return output
-        base = "e" if arguments.get("return_lse_base") == "e" else "2"
-        return output, call.lse(result, LseForm(base=base, layout="TH"))
+        form = LseForm(base="2", layout="TH")
+        return output, call.lse(result, form)
 
 
-def _stub(version: str, *, takes_one: bool) -> VendorStub:
+def _stub(base: VendorStub, *, takes_one: bool) -> VendorStub:
     module: dict[str, object] = {
         _CLASS: _Wrapper(takes_one=takes_one),
         "trtllm_batch_decode_with_kv_cache_mla": _Trtllm(has_base=takes_one),
     }
     if takes_one:
         module["MLAPlanMetadata"] = SimpleNamespace(csr=_csr)
-    return replace(
-        FLASHINFER, version=version, modules={**FLASHINFER.modules, "flashinfer.mla": module}
-    )
+    return replace(base, modules={**base.modules, "flashinfer.mla": module})
 
 
-FLASHINFER_MLA_0_6 = _stub("0.6.13", takes_one=False)
+FLASHINFER_MLA_0_6 = _stub(FLASHINFER_0_6_13, takes_one=False)
 """Plans from flat tensors; the LSE is asked for in each run."""
 
-FLASHINFER_MLA_0_7 = _stub("0.7.4", takes_one=True)
+FLASHINFER_MLA_0_7 = _stub(FLASHINFER, takes_one=True)
 """Plans from one object, which says whether there will be an LSE."""
