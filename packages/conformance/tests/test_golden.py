@@ -7,7 +7,7 @@ import pytest
 
 from attn_conformance.golden import golden_of, shortfalls
 from attn_conformance.outcome import Entry, Plan
-from attn_conformance.rules.catalogue import RULES
+from attn_conformance.rules.catalogue import MLA_RULES, RULES
 
 SINK = (("sink", "sink=True (allowed: False)"),)
 MEMORY = (("memory", "memory=9 bytes (allowed: at most 8 bytes)"),)
@@ -46,6 +46,13 @@ def test_a_backend_without_a_list_promises_nothing() -> None:
 @pytest.mark.parametrize("backend", ["CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"])
 def test_lists_speak_of_every_rule_and_of_no_other(backend: str) -> None:
     assert set(golden_of(backend)) == {rule.name for rule in RULES}
+
+
+def test_lists_of_latents_speak_of_the_rules_of_latents() -> None:
+    promised = golden_of("TORCH_MLA")
+    assert set(promised) == {rule.name for rule in MLA_RULES}
+    none = {rule for rule, count in promised.items() if count == 0}
+    assert none == {"mla_capture_pointers", "mla_replay"}
 
 
 def test_the_whole_contract_is_promised_by_torch_sdpa() -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION"])
+@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION", "TORCH_MLA"])
 def test_keeps_the_contract(backend: str) -> None:
     report = verify(backend)
     assert [f"{item.name}: {item.message}" for item in report.failures] == []
@@ -21,7 +21,7 @@ def test_keeps_the_contract(backend: str) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION"])
+@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION", "TORCH_MLA"])
 def test_keeps_the_contract_on_a_gpu(backend: str) -> None:
     report = verify(backend, device="cuda:0")
     assert [f"{item.name}: {item.message}" for item in report.failures] == []

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from attn_conformance.twins.catalogue import TWINS
+from attn_conformance.twins.catalogue import MLA_TWINS, TWINS
 from attn_conformance.twins.run import Finding, Verdict, run_twins
 from attn_shared.errors import AttnError
 
@@ -23,11 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="torch device to run on (cpu)")
     parser.add_argument("names", nargs="*", metavar="TWIN", help="only these twins")
     options = parser.parse_args(arguments)
-    known = {twin.__name__: twin for twin in TWINS}
+    every = (*TWINS, *MLA_TWINS)
+    known = {twin.__name__: twin for twin in every}
     unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"no such twin: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    chosen = [known[name] for name in options.names] or TWINS
+    chosen = [known[name] for name in options.names] or every
     start = time.perf_counter()
     findings = []
     try:

@@ -11,15 +11,18 @@ from attn_conformance.twins import (
     logits,
     lse,
     masks,
+    mla,
+    mla_prefills,
     quantised,
     reads,
     refusals,
     tensors,
     writes,
 )
+from attn_conformance.twins.mla import MLATwin
 from attn_conformance.twins.twin import Twin
 
-__all__ = ["TWINS"]
+__all__ = ["MLA_TWINS", "TWINS"]
 
 TWINS: tuple[type[Twin], ...] = (
     *refusals.TWINS,
@@ -36,4 +39,7 @@ TWINS: tuple[type[Twin], ...] = (
     *batches.TWINS,
     *failing.TWINS,
 )
-"""Every twin; every rule of `rules.catalogue` is broken by one of them at least."""
+"""Every twin of ordinary attention; every rule of it is broken by one of them at least."""
+
+MLA_TWINS: tuple[type[MLATwin], ...] = (*mla.TWINS, *mla_prefills.TWINS)
+"""The same of latent attention."""

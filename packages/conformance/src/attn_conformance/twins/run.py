@@ -15,13 +15,17 @@ from attn_conformance.rule import Depth, Rule, Violation
 from attn_conformance.rules.catalogue import rules_named
 from attn_conformance.subject import Subject
 from attn_conformance.suite import Suite
-from attn_conformance.twins.catalogue import TWINS
+from attn_conformance.twins.catalogue import MLA_TWINS, TWINS
+from attn_conformance.twins.mla import MLATwin
 from attn_conformance.twins.twin import Twin
+from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Reason
 from attn_shared.device import preset
 from attn_shared.inventory import Inventory
 
 __all__ = ["Finding", "Verdict", "run_twin", "run_twins", "subject_of"]
+
+AnyTwin = type[Twin] | type[MLATwin]
 
 _TIMEOUT_S = 3.0  # of a case of a twin that hangs; right ones take some milliseconds
 
@@ -57,7 +61,9 @@ class Finding:
     words: str = ""
 
 
-def run_twins(twins: Iterable[type[Twin]] = TWINS, device: str = "cpu") -> Iterator[Finding]:
+def run_twins(
+    twins: Iterable[AnyTwin] = (*TWINS, *MLA_TWINS), device: str = "cpu"
+) -> Iterator[Finding]:
     """Run each twin on the rules that it breaks, at quick depth.
 
     Args:
@@ -68,7 +74,7 @@ def run_twins(twins: Iterable[type[Twin]] = TWINS, device: str = "cpu") -> Itera
         yield from run_twin(twin, device)
 
 
-def run_twin(twin: type[Twin], device: str = "cpu") -> Iterator[Finding]:
+def run_twin(twin: AnyTwin, device: str = "cpu") -> Iterator[Finding]:
     """Run a twin on the rules that it breaks; cases after the first that fails are left out."""
     if twin.ends_process:
         yield from _run_apart(twin, device)
@@ -78,7 +84,7 @@ def run_twin(twin: type[Twin], device: str = "cpu") -> Iterator[Finding]:
         yield _finding(subject, twin, rule)
 
 
-def subject_of(twin: type[Twin], device: str = "cpu") -> Subject:
+def subject_of(twin: type[AttentionBackend], device: str = "cpu") -> Subject:
     """Return a twin ready to be run; on a CPU no platform has to be installed for it."""
     if device != "cpu":
         return Subject.find(_path(twin), device)
@@ -92,7 +98,7 @@ def subject_of(twin: type[Twin], device: str = "cpu") -> Subject:
     )
 
 
-def _path(twin: type[Twin]) -> str:
+def _path(twin: type[AttentionBackend]) -> str:
     return f"{twin.__module__}:{twin.__qualname__}"
 
 
@@ -104,7 +110,7 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def _finding(subject: Subject, twin: type[Twin], rule: Rule) -> Finding:
+def _finding(subject: Subject, twin: AnyTwin, rule: Rule) -> Finding:
     reasons: list[Reason] = []
     for case in rule.cases(Depth.QUICK, subject.capability, subject.facts):
         excluded = rule.excluded(subject, case)
@@ -121,7 +127,7 @@ def _finding(subject: Subject, twin: type[Twin], rule: Rule) -> Finding:
     return _of(twin, rule.name, verdict, words="; ".join(sorted({str(item) for item in reasons})))
 
 
-def _of(twin: type[Twin], rule: str, verdict: Verdict, case: str = "", words: str = "") -> Finding:
+def _of(twin: AnyTwin, rule: str, verdict: Verdict, case: str = "", words: str = "") -> Finding:
     return Finding(twin=twin.__name__, rule=rule, verdict=verdict, case=case, words=words)
 
 
@@ -136,7 +142,7 @@ def _tried(subject: Subject, rule: Rule, case: Case) -> tuple[Verdict, str]:
     return Verdict.SURVIVED, ""
 
 
-def _run_apart(twin: type[Twin], device: str) -> Iterator[Finding]:
+def _run_apart(twin: AnyTwin, device: str) -> Iterator[Finding]:
     """Run a twin that ends its process: the named cases must fail, and all others must pass."""
     with Suite(_path(twin), device=device, rules=twin.breaks, timeout_s=_TIMEOUT_S) as suite:
         outcomes = [suite.run(entry) for entry in suite.plan.entries]
@@ -144,7 +150,7 @@ def _run_apart(twin: type[Twin], device: str) -> Iterator[Finding]:
         yield _contained(twin, rule, [outcome for outcome in outcomes if outcome.rule == rule])
 
 
-def _contained(twin: type[Twin], rule: str, outcomes: list[Outcome]) -> Finding:
+def _contained(twin: AnyTwin, rule: str, outcomes: list[Outcome]) -> Finding:
     for outcome in outcomes:
         if outcome.status.is_failure != (outcome.case in twin.fails):
             words = outcome.message or "passed"

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from attn_conformance.reference_backend import ReferenceBackend
 
-__all__ = ["Twin"]
+__all__ = ["Broken", "Twin"]
 
 
-class Twin(ReferenceBackend):
-    """A backend that is right but for one thing, which its docstring names.
+class Broken:
+    """What every twin says of itself.
 
     Class attributes:
         breaks: the rules that must catch it, each by itself.
@@ -22,9 +22,14 @@ class Twin(ReferenceBackend):
         needs_cuda: only a CUDA device can show the fault.
     """
 
-    name = "CONFORMANCE_TWIN"
     breaks: ClassVar[tuple[str, ...]] = ()
     raises: ClassVar[bool] = False
     ends_process: ClassVar[bool] = False
     fails: ClassVar[tuple[str, ...]] = ()
     needs_cuda: ClassVar[bool] = False
+
+
+class Twin(Broken, ReferenceBackend):
+    """A backend that is right but for one thing, which its docstring names."""
+
+    name = "CONFORMANCE_TWIN"
