@@ -86,6 +86,7 @@ def test_the_command_fails_if_a_twin_survives(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attn_conformance.twins.__main__.TWINS", (Right,))
+    monkeypatch.setattr("attn_conformance.twins.__main__.MLA_TWINS", ())
 
     status = main([])
 

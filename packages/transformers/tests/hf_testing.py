@@ -73,6 +73,25 @@ def _lfm2() -> Any:
     return hf.Lfm2ForCausalLM(hf.Lfm2Config(**options, layer_types=["conv", "full_attention"]))
 
 
+def _deepseek_v2() -> Any:
+    options = {name: value for name, value in _PLAIN.items() if name != "head_dim"}
+    config = hf.DeepseekV2Config(
+        **options | {"num_key_value_heads": 6},
+        kv_lora_rank=24,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    )
+    return hf.DeepseekV2ForCausalLM(config)
+
+
 def _deepseek() -> Any:
     options = {name: value for name, value in _PLAIN.items() if name != "head_dim"}
     config = hf.DeepseekV3Config(
@@ -181,6 +200,7 @@ _MAKERS: dict[str, Callable[[], Any]] = {
     "bart": _bart,
     "bert": _bert,
     "deepseek": _deepseek,
+    "deepseek_v2": _deepseek_v2,
     "gemma2": _gemma2,
     "gemma4": _gemma4,
     "gpt_oss": _gpt_oss,

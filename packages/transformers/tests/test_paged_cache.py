@@ -186,11 +186,6 @@ def test_another_attention_function() -> None:
         greedy(tiny("llama"), "sdpa", PROMPTS, None, paged())
 
 
-def test_a_model_that_changes_keys_on_the_way() -> None:
-    with pytest.raises(UnsupportedOptionError, match="changes keys on the way"):
-        greedy(tiny("deepseek"), "attn", PROMPTS, None, paged())
-
-
 def test_a_pass_after_one_that_failed_needs_a_reset() -> None:
     model, cache = tiny("llama"), paged()
     with pytest.raises(UnsupportedOptionError, match="head_mask"):

@@ -26,19 +26,20 @@ __all__ = [
 ]
 
 S = TypeVar("S", AttentionSpec, MLAAttentionSpec)
+T = TypeVar("T", AttentionSpec, MLAAttentionSpec, contravariant=True)
 
 _LARGE_SCALE = 1e30  # of an entry that nobody may read, in a cache with scales of its own
 _WHOLE_BYTES = 2**26  # caches up to this size are compared byte for byte
 
 
-class _Written(Protocol[S]):
+class _Written(Protocol[T]):
     """What a cache of one kind of spec is to hold."""
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Where it goes."""
 
-    def write(self, kv_cache: Tensor, spec: S) -> None:
+    def write(self, kv_cache: Tensor, spec: T) -> None:
         """Store it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from attn_shared.layer import Attention
 from attn_shared.request import AttentionType
 from attn_shared.selection import Policy
 from attn_transformers.contiguous import attend_cache_free, attend_over_scratch
+from attn_transformers.latents import Latents, latents_of, mla_layer_for
 from attn_transformers.layers import LayerKey, attention_for
 from attn_transformers.masks import StepMask, step_of
 from attn_transformers.new_tokens import NewTokens, new_tokens_of
@@ -76,6 +77,9 @@ class AttentionFunction:
         _refuse_tracing(query, key, value)
         step = None if attention_mask is None else step_of(attention_mask)
         note = new_tokens_of(key, value)
+        latents = latents_of(module) if note is None else None
+        if latents is not None:
+            note = latents.note
         _check_shapes(query, key, value, step, note)
         rules = rules_of(
             module,
@@ -85,6 +89,8 @@ class AttentionFunction:
             query_len=query.shape[2],
         )
         layer_key = self._key_of(query, key, value, rules, scaling, softcap, s_aux, note)
+        if latents is not None:
+            return _attend_latents(latents, layer_key, module, query, step), None
         attention = attention_for(layer_key, module, s_aux)
         output = _attend(attention, layer_key, query, key, value, step, note)
         return output, None
@@ -134,6 +140,33 @@ def _attend(
         return note.cache.attend(note, layer_key, attention, query, key, value, step)
     run = attend_over_scratch if layer_key.is_causal else attend_cache_free
     return run(attention, layer_key, query, key, value, step)
+
+
+def _attend_latents(
+    latents: Latents,
+    layer_key: LayerKey,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    step: StepMask | None,
+) -> torch.Tensor:
+    """Attend over the latents in the cache: the expanded keys of the call are not looked at."""
+    if layer_key.has_sinks or not layer_key.is_causal:
+        raise UnsupportedOptionError(
+            f"latent attention with has_sinks={layer_key.has_sinks} and "
+            f"is_causal={layer_key.is_causal}; allowed: False and True.",
+            hint="leave out the PagedCache for this model.",
+        )
+    dims = latents.dims
+    layer_key = replace(
+        layer_key,
+        num_kv_heads=1,
+        head_size=dims.latent_size,
+        head_size_v=dims.kv_lora_rank,
+        mla=dims,
+    )
+    attention = mla_layer_for(layer_key, module, latents.weight)
+    tensors = query, latents.latent, latents.rope
+    return latents.note.cache.attend(latents.note, layer_key, attention, *tensors, step)
 
 
 def _refuse_tracing(*states: torch.Tensor) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec
+from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
 from attn_shared.layer import Attention, StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla import MLAAttention
 from attn_transformers.blocks import BlockPool, BlockTables, Copies
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
@@ -49,14 +50,16 @@ class LayerGroup:
         caches: layer index -> cache tensor.
     """
 
-    def __init__(self, key: LayerKey, attention: Attention, max_blocks: int | None) -> None:
+    def __init__(
+        self, key: LayerKey, attention: Attention | MLAAttention, max_blocks: int | None
+    ) -> None:
         """Start empty.
 
         Raises:
             UnsupportedOptionError: the backend keeps no paged cache of keys and values.
         """
         spec = attention.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
+        if not isinstance(spec, AttentionSpec | MLAAttentionSpec):
             raise UnsupportedOptionError(f"{attention.selection.chosen} has no paged cache.")
         self.key = key
         self.selection = attention.selection
@@ -74,7 +77,7 @@ class LayerGroup:
 
     def turn(
         self,
-        attention: Attention,
+        attention: Attention | MLAAttention,
         step: StepMask | None,
         batch_size: int,
         start: int,
@@ -117,7 +120,9 @@ class LayerGroup:
         self._turn = self._plan(attention, tables, count, writes=True)
         return self._turn
 
-    def reread(self, attention: Attention, step: StepMask | None, count: int) -> Turn:
+    def reread(
+        self, attention: Attention | MLAAttention, step: StepMask | None, count: int
+    ) -> Turn:
         """Return a pass of the last `count` places as queries, whose keys are written already.
 
         Args:
@@ -169,7 +174,9 @@ class LayerGroup:
             refuse_gap(self.key.window, stop)
         return full
 
-    def _plan(self, attention: Attention, tables: BlockTables, count: int, *, writes: bool) -> Turn:
+    def _plan(
+        self, attention: Attention | MLAAttention, tables: BlockTables, count: int, *, writes: bool
+    ) -> Turn:
         """Plan the last `count` places as queries; `writes`: their keys are new."""
         requests = Requests.unpadded(len(tables), count, self.num_places)
         if self._padding is not None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from attn_shared.layer import Attention
-from attn_shared.request import AttentionType, Window
+from attn_shared.mla import MLAAttention
+from attn_shared.request import AttentionType, MLADims, Window
 from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
 
@@ -33,6 +34,7 @@ class LayerKey:
         attn_type: over a cache or without one.
         block_size: tokens per block; None: the backend's choice.
         kv_cache_dtype: format of the cache.
+        mla: widths of latent attention; None: ordinary heads.
     """
 
     policy: Policy
@@ -51,6 +53,28 @@ class LayerKey:
     attn_type: AttentionType = AttentionType.DECODER
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
+    mla: MLADims | None = None
+
+    def build_mla(self, kv_b_proj: torch.Tensor) -> MLAAttention:
+        """Select a backend for latents and build a layer over the weight that expands them.
+
+        Raises:
+            NoBackendError: none serves it; the message has every reason.
+        """
+        return MLAAttention(
+            num_heads=self.num_heads,
+            scale=self.scale,
+            kv_b_proj=kv_b_proj,
+            dims=self.mla,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.policy,
+            config=BuildConfig(checked=self.is_checked),
+            window=self.window,
+            softcap=self.softcap,
+            block_size=self.block_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
 
     def build(self, sinks: torch.Tensor | None) -> Attention:
         """Select a backend and build a layer.

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
+from attn_shared.mla import MLAAttention
 from attn_shared.selection import Selection
 from attn_transformers.groups import LayerGroup
 from attn_transformers.layers import LayerKey
@@ -119,7 +120,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self,
         note: NewTokens,
         key_of_layer: LayerKey,
-        attention: Attention,
+        attention: Attention | MLAAttention,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -133,8 +134,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             key_of_layer: the layer's kind.
             attention: the layer.
             query: (B, Hq, T, D).
-            key: (B, Hkv, T, D).
-            value: (B, Hkv, T, Dv).
+            key: (B, Hkv, T, D); of latent attention (B, 1, T, kv_lora_rank), the latents.
+            value: (B, Hkv, T, Dv); of latent attention (B, 1, T, qk_rope_head_dim), rope parts.
             step: the pass's rules; None: no padding.
 
         Returns:
@@ -153,21 +154,22 @@ class PagedCache(Cache):  # type: ignore[misc]
                 "queries per row", query.shape[2], f"{note.count}, the tokens put into the cache"
             )
         self._pending = None
-        output = query.new_zeros((turn.queries.count, query.shape[1], value.shape[3]))
+        mla = key_of_layer.mla
+        width = value.shape[3] if mla is None else mla.v_head_dim
+        output = query.new_zeros((turn.queries.count, query.shape[1], width))
         if turn.plan is not None:
             gather, is_new = turn.queries.gather, not note.is_written
-            attention.forward(
-                gather(query),
-                gather(key) if is_new else None,
-                gather(value) if is_new else None,
-                group.cache_of(note.layer),
-                turn.plan,
-                output,
-            )
+            own, cache = gather(query), group.cache_of(note.layer)
+            if isinstance(attention, MLAAttention):
+                latent, rope = gather(key).squeeze(1), gather(value).squeeze(1)
+                attention.forward(own, latent, rope, cache, turn.plan, output)
+            else:
+                new = (gather(key), gather(value)) if is_new else (None, None)
+                attention.forward(own, *new, cache, turn.plan, output)
         note.is_written = True
         return turn.queries.scatter(output)
 
-    def _group(self, layer: int, key: LayerKey, attention: Attention) -> LayerGroup:
+    def _group(self, layer: int, key: LayerKey, attention: Attention | MLAAttention) -> LayerGroup:
         group = self._group_of.get(layer)
         if group is None:
             if key not in self._groups:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from attn_conformance.twins.catalogue import MLA_TWINS, TWINS
-from attn_conformance.twins.run import Finding, Verdict, run_twins
+from attn_conformance.twins.run import AnyTwin, Finding, Verdict, run_twins
 from attn_shared.errors import AttnError
 
 __all__ = ["main"]
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="torch device to run on (cpu)")
     parser.add_argument("names", nargs="*", metavar="TWIN", help="only these twins")
     options = parser.parse_args(arguments)
-    every = (*TWINS, *MLA_TWINS)
+    every: tuple[AnyTwin, ...] = (*TWINS, *MLA_TWINS)
     known = {twin.__name__: twin for twin in every}
     unknown = [name for name in options.names if name not in known]
     if unknown:

@@ -23,7 +23,7 @@ from attn_shared.capability import Reason
 from attn_shared.device import preset
 from attn_shared.inventory import Inventory
 
-__all__ = ["Finding", "Verdict", "run_twin", "run_twins", "subject_of"]
+__all__ = ["AnyTwin", "Finding", "Verdict", "run_twin", "run_twins", "subject_of"]
 
 AnyTwin = type[Twin] | type[MLATwin]
 
