@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
+from attn_bench.inputs import LayerTensors, Step, make_step, new_keys_of, stored_keys_of
 from attn_bench.workloads import Workload
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.cascade import common_prefix_len
@@ -105,7 +105,8 @@ class Contender(ABC):
 class BackendContender(Contender):
     """A backend of attn, called through its implementation as an engine calls it.
 
-    The cache is written already; keys and values are read from it.
+    The cache is written already, and the step's keys and values are handed over as well, as an
+    engine does: a backend may read either, unless the cache is quantised.
     """
 
     def __init__(self, name: str) -> None:
@@ -217,11 +218,12 @@ def _copy(
     pairs = zip(common.query_lens_cpu.tolist(), common.exact_seq_lens_cpu.tolist(), strict=True)
     lengths = tuple(pairs)
     output = None if workload.own_output else tensors.output
+    key, value = new_keys_of(ordered, tensors)
     lse = _empty_lse(tensors.query) if workload.returns_lse else None
 
     def call() -> Tensor:
         return layer.impl.forward(
-            layer, tensors.query, None, None, tensors.kv_cache, metadata, output, lse=lse
+            layer, tensors.query, key, value, tensors.kv_cache, metadata, output, lse=lse
         )
 
     return Copy(

@@ -17,7 +17,14 @@ from attn_shared.kv_cache import AttentionSpec, KVViews
 from attn_shared.kv_write import gather_rows
 from attn_shared.metadata import CommonAttentionMetadata
 
-__all__ = ["LayerTensors", "Step", "block_table_of", "make_step", "stored_keys_of"]
+__all__ = [
+    "LayerTensors",
+    "Step",
+    "block_table_of",
+    "make_step",
+    "new_keys_of",
+    "stored_keys_of",
+]
 
 _INT8_SCALE = 4.0 / 127  # entries then reach as far as those of a normal distribution
 _FILL_ELEMENTS = 2**24  # made in float32 at once; that of a whole cache may not fit
@@ -128,3 +135,16 @@ def stored_keys_of(step: Step, layer: LayerTensors, request: int, length: int) -
     if key is None or value is None:
         raise TypeError("a cache has keys and values")
     return KVViews(key, value, key_scale, value_scale)
+
+
+def new_keys_of(step: Step, layer: LayerTensors) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return the step's keys and values (T, Hkv, D) as an engine has them beside the cache.
+
+    None of a quantised cache, which does not hold what they were before.
+    """
+    slots = step.common.slot_mapping
+    if step.spec.is_quantized or slots is None:
+        return None, None
+    block, offset = slots // step.spec.block_size, slots % step.spec.block_size
+    views = step.spec.split(layer.kv_cache)
+    return views.key[block, offset], views.value[block, offset]

@@ -45,6 +45,16 @@ def _mixed(num_decodes: int, context: int, *prefills: int) -> Workload:
     )
 
 
+def _steady(num_decodes: int, context: int, prefill: int) -> Workload:
+    """Decodes of one context first, then one prefill."""
+    return Workload(
+        phase=WorkloadPhase.MIXED,
+        query_lens=(*(1,) * num_decodes, prefill),
+        seq_lens=(*(context,) * num_decodes, prefill),
+        label=f"{num_decodes}d@{context} + {prefill}p",
+    )
+
+
 def _shared(batch: int, prefix: int, own: int) -> Workload:
     return Workload(
         phase=WorkloadPhase.SHARED_PREFIX,
@@ -110,12 +120,35 @@ _H200_PREFILL = (
     *(_chunked(1, 2048, 32048), _mixed(24, 2048, 1024)),
 )
 
+_RAGGED_PROMPTS = _spread(16, 40, 4000)
+
+_H200_PROMPTS = (
+    Workload(
+        phase=WorkloadPhase.PREFILL,
+        query_lens=_RAGGED_PROMPTS,
+        seq_lens=_RAGGED_PROMPTS,
+        label="16 of 40..4000",
+    ),
+    *(_prefill(32, 512), _prefill(1, 1024)),
+    _chunked(1, 2048, 32048).with_fields(block_size=64, label="1x2048@32048 page 64"),
+    *(_prefill(1, 4096).with_fields(heads=Heads(head_size=size)) for size in (64, 256)),
+    _prefill(1, 16384).with_fields(window=1024),
+    _prefill(8, 2048).with_fields(kv_cache_dtype="fp8"),
+)
+
+_H200_MIXED = (
+    *(_steady(64, 4096, 2048), _steady(64, 4096, 512), _steady(16, 8192, 2048)),
+    _mixed(24, 2048, 1024),
+)
+
 _H200_OUTPUT = (_decode(1, 1024), _USUAL, _decode(256, 1024), _prefill(8, 2048))
 
 _H200_SETS = {
     "h200-decode": _H200_DECODE,
     "h200-shapes": _H200_SHAPES,
     "h200-prefill": _H200_PREFILL,
+    "h200-prompts": _H200_PROMPTS,
+    "h200-mixed": _H200_MIXED,
     "h200-output": (*_H200_OUTPUT, *_each(_H200_OUTPUT, own_output=True)),
     "h200-own-output": _each((*_H200_DECODE, *_H200_SHAPES, *_H200_PREFILL), own_output=True),
 }

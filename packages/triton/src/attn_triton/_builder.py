@@ -21,6 +21,8 @@ from attn_shared.served import require_batch_served, require_block_table, requir
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 from attn_triton._capability import CAPABILITY, NAME
 from attn_triton._metadata import TritonAttentionMetadata
+from attn_triton._prompt_plan import PromptPlanner
+from attn_triton._prompts import PromptGrid
 from attn_triton._steps import (
     MAX_PARTS,
     Composition,
@@ -78,12 +80,21 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             require_served(self.backend_name, CAPABILITY, layer)
         self._is_cache_free = self._layer.attn_type in CACHE_FREE
         self._distinct = {visibility_of(layer): layer for layer in layers.values()}
+        cache_dtype = self._read_cache_dtype()
         self._planner = Planner(
             self._layer,
             machine_of(device),
-            cache_dtype=self._read_cache_dtype(),
+            cache_dtype=cache_dtype,
             is_invariant=config.batch_invariant
             or any(each.batch_invariant for each in layers.values()),
+        )
+        self._prompts = PromptPlanner(
+            layers.values(),
+            machine_of(device),
+            self._planner,
+            cache_dtype,
+            device,
+            is_cache_free=self._is_cache_free,
         )
         self._captured: dict[tuple[int, int], tuple[int, TritonAttentionMetadata]] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
@@ -253,12 +264,27 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             plans=self._empty_plans(common.num_reqs, decode),
             decode=decode,
             num_blocks=composition.num_blocks,
+            prompts=self._prompt_grid(common, composition, decode, ranges, is_bound=is_bound),
             shape=self._shape(decode, composition),
             parts=parts,
             stats=stats,
             num_kv_heads=planner.num_kv_heads,
             **self._tensors_of(common),
         )
+
+    def _prompt_grid(
+        self,
+        common: CommonAttentionMetadata,
+        composition: Composition,
+        decode: DecodeGrid | None,
+        ranges: Tensor | None,
+        *,
+        is_bound: bool,
+    ) -> PromptGrid | None:
+        if ranges is not None or not composition.num_blocks:
+            return None
+        most = 0 if decode is None else self._most(decode)
+        return self._prompts.grid(common, most, is_bound=is_bound)
 
     def _spans(self, common: CommonAttentionMetadata, composition: Composition) -> list[int] | None:
         """Return the keys of each decode, of the visibility that sees most; None if not known.
@@ -359,6 +385,8 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
                 self._planner.prefill.rows,
             )
             launch((1, 1, 1), (plan, metadata.query_start_loc, metadata.key_lens), numbers)
+        if metadata.prompts is not None:
+            self._prompts.fill(metadata.prompts, metadata.query_start_loc, metadata.key_lens, block)
 
     def _most(self, decode: DecodeGrid) -> int:
         """Return the query tokens up to which a request of the step decodes."""

@@ -16,6 +16,7 @@ from attn_shared.spec import LayerSpec
 from attn_triton._capability import NAME
 from attn_triton._keys import KeysValues, KeysValuesTensors, Strides
 from attn_triton._metadata import Step, TritonAttentionMetadata
+from attn_triton._prompt_calls import PromptCall, PromptCalls
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
 from attn_triton.launch import Handle, Launcher
@@ -79,6 +80,7 @@ class LayerCalls:
         )
         self._padded = widths.padded
         self._scale, self._cap = _scales_of(spec)
+        self._prompts = PromptCalls(spec, self.visibility)
         self._takes_scales = bool(getattr(spec.kv_cache_spec, "is_quantized", False))
         has_inline = bool(getattr(spec.kv_cache_spec, "has_inline_scales", False))
         self._has_own = spec.has_sinks or spec.has_alibi or has_inline
@@ -107,6 +109,7 @@ class LayerCalls:
         lse: Tensor | None,
         keys: KeysValues,
         tensors: Callable[[], KeysValuesTensors],
+        fresh: tuple[Tensor, Tensor] | None,
         metadata: TritonAttentionMetadata,
     ) -> None:
         """Launch what the step needs.
@@ -118,14 +121,22 @@ class LayerCalls:
             lse: (Hq, T), or None.
             keys: where keys and values are.
             tensors: returns the same as tensors, for calls that are looked at.
+            fresh: the step's keys and values, which may be read in the cache's stead, or None.
             metadata: the step.
         """
         step = self.planned(metadata)
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
+        shape = metadata.shape
+        if metadata.prompts is not None and self._run_prompts(
+            layer, query, output, lse, keys, tensors, fresh, scales, metadata
+        ):
+            if step.decode is None:
+                return
+            shape, step = metadata.decode_shape, step._replace(prefill=None)
         key = (
-            metadata.shape,
+            shape,
             query.stride(),
             output.stride(),
             keys.strides,
@@ -164,6 +175,35 @@ class LayerCalls:
         arguments = (query, *tensors()[:2], output, lse)
         _launch(programs.launchers, step, _TENSORS, arguments, own, numbers)
         programs.remember(presence, step, arguments, own, numbers)
+
+    def _run_prompts(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+        fresh: tuple[Tensor, Tensor] | None,
+        scales: _Scales,
+        metadata: TritonAttentionMetadata,
+    ) -> bool:
+        """Run long prompts on their own kernel; return False where the plain one has to."""
+        call = PromptCall(
+            query=query,
+            output=output,
+            lse=lse,
+            fresh=fresh,
+            keys=keys,
+            tensors=tensors,
+            scale=self._scale * scales.k,
+            v_scale=scales.v,
+            cap=self._cap,
+            scales_mode=scales.mode,
+            scales=(scales.k_tensor, scales.v_tensor),
+            sinks=layer.sinks,
+        )
+        return self._prompts.run(call, metadata)
 
     def _scales(
         self,

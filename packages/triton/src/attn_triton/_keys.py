@@ -32,6 +32,7 @@ class KeysValues:
         key_scales, value_scales: addresses of the scales beside each entry, or None.
         strides: of keys and of values.
         page: tokens per block; 0 without a cache.
+        rows: blocks; without a cache tokens.
         dtype: of the elements.
         bits: all that are set in an address, for seeing whether they are aligned.
         device: where they are.
@@ -43,6 +44,7 @@ class KeysValues:
     value_scales: int | None
     strides: tuple[Strides, Strides]
     page: int
+    rows: int
     dtype: torch.dtype
     bits: int
     device: torch.device
@@ -99,6 +101,7 @@ class CacheReader:
             value_scales=None if value_scales is None else value_scales.data_ptr(),
             strides=(_first_three(key), _first_three(value)),
             page=key.shape[1],
+            rows=key.shape[0],
             dtype=key.dtype,
             bits=key.data_ptr() | value.data_ptr(),
             device=key.device,
@@ -114,6 +117,7 @@ def keys_of_call(key: Tensor, value: Tensor) -> KeysValues:
         value_scales=None,
         strides=((0, key.stride(0), key.stride(1)), (0, value.stride(0), value.stride(1))),
         page=0,
+        rows=key.shape[0],
         dtype=key.dtype,
         bits=key.data_ptr() | value.data_ptr(),
         device=key.device,

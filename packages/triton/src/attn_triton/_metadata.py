@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from attn_triton._steps import DecodeGrid, Shape
+from attn_triton._prompts import PromptGrid
+from attn_triton._steps import DecodeGrid, Shape, shape_of
 from attn_triton._visibility import Visibility
 
 __all__ = ["Launch", "Step", "TritonAttentionMetadata"]
@@ -79,6 +80,7 @@ class TritonAttentionMetadata:
         plans: work items for each visibility among the layers.
         decode: how the decode kernel runs, or None.
         num_blocks: blocks of query rows of the prefill kernel, at most.
+        prompts: how the kernel for long prompts runs, where the prefill kernel need not; or None.
         shape: what machine code depends on.
         parts: float32 memory for parts of requests.
         stats: float32 memory for their maxima and sums.
@@ -97,6 +99,7 @@ class TritonAttentionMetadata:
     plans: Mapping[Visibility, Tensor]
     decode: DecodeGrid | None
     num_blocks: int
+    prompts: PromptGrid | None
     shape: Shape
     parts: Tensor
     stats: Tensor
@@ -109,6 +112,11 @@ class TritonAttentionMetadata:
         if found is None and visibility in self.plans:
             found = self._steps[visibility] = self._step(self.plans[visibility])
         return found
+
+    @property
+    def decode_shape(self) -> Shape:
+        """The part of `shape` that the decode kernel's machine code depends on."""
+        return shape_of(self.shape.decode, self.shape.blocks, None)
 
     def _step(self, plan: Tensor) -> Step:
         decode, combine, prefill = None, None, None

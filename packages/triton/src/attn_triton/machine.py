@@ -19,6 +19,7 @@ _FLAVOURS = {
     torch.float8_e4m3fn: Fp8Format.E4M3FN,
     torch.float8_e4m3fnuz: Fp8Format.E4M3FNUZ,
 }
+_CACHE_BYTES = 32 * 2**20  # where it is not known
 _INTERPRETED_UNITS = 4  # few, so that small batches are cut and large ones are not
 
 
@@ -29,10 +30,12 @@ class Machine:
     Attributes:
         arch: its architecture.
         compute_units: multiprocessors, compute units or Xe cores.
+        cache_bytes: of the last cache that all of them share.
     """
 
     arch: Arch
     compute_units: int
+    cache_bytes: int = _CACHE_BYTES
 
 
 @functools.cache
@@ -46,7 +49,8 @@ def machine_of(device: torch.device) -> Machine:
     properties = torch.cuda.get_device_properties(device)
     name = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
     arch = parse_arch(name or f"{properties.major}.{properties.minor}")
-    return Machine(arch=arch, compute_units=properties.multi_processor_count)
+    cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
+    return Machine(arch=arch, compute_units=properties.multi_processor_count, cache_bytes=cache)
 
 
 def require_readable(dtype: torch.dtype, device: torch.device) -> None:

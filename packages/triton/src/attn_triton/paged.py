@@ -76,6 +76,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         self._calls = LayerCalls(spec)
         cache = spec.kv_cache_spec
         self._reader = None
+        self._reads_fresh = not getattr(cache, "is_quantized", False)
         if spec.attn_type not in CACHE_FREE and isinstance(cache, AttentionSpec):
             self._reader = CacheReader(cache)
 
@@ -109,7 +110,8 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         into = output
         if output.stride(2) != 1:
             into = torch.empty_like(output, memory_format=torch.contiguous_format)
-        self._calls.run(layer, query, into, lse, keys, tensors, metadata)
+        fresh = self._fresh(key, value, metadata)
+        self._calls.run(layer, query, into, lse, keys, tensors, fresh, metadata)
         return output if into is output else output.copy_(into)
 
     def check_metadata(self, metadata: TritonAttentionMetadata) -> None:
@@ -122,6 +124,20 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
                 hint=f"build it with a {self.backend_name} builder that was given this layer.",
             )
         self._calls.planned(metadata)
+
+    def _fresh(
+        self, key: Tensor | None, value: Tensor | None, metadata: TritonAttentionMetadata
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the step's keys and values where they may be read in the cache's stead.
+
+        They are what the cache holds, bit for bit, unless that is quantised.
+        """
+        if key is None or value is None or metadata.prompts is None:
+            return None
+        if self._reader is None:
+            return key, value
+        is_whole = min(len(key), len(value)) >= metadata.num_actual_tokens
+        return (key, value) if self._reads_fresh and is_whole else None
 
     def _keys(
         self,

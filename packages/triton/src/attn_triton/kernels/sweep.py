@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2E", "bounds_of", "finish", "in_half", "row_start", "sweep"]
+__all__ = ["LOG2E", "bounds_of", "finish", "in_half", "row_start", "sweep", "tanh"]
 
 LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
@@ -69,7 +69,7 @@ def bounds_of(
 
 
 @triton.jit
-def _tanh(x, ACCURATE: tl.constexpr):
+def tanh(x, ACCURATE: tl.constexpr):
     """Return tanh, right for any finite x; with ACCURATE to float32's last bits near 0 too."""
     size = tl.abs(x)
     e = tl.math.exp2(size * (-2.0 * _LOG2E))
@@ -180,7 +180,7 @@ def sweep(  # size: one algorithm
             s = s * tl.load(k_scales + k_at // 4)[None, :]
         s = s * scale
         if SOFTCAP:
-            s = _tanh(s, q.dtype == tl.float32) * cap
+            s = tanh(s, q.dtype == tl.float32) * cap
         if ALIBI:
             s = s - slope[:, None] * tl.abs(position[:, None] - n[None, :]).to(tl.float32)
         if MASK:

@@ -1,0 +1,122 @@
+"""What a builder does for long prompts: when their kernel runs, and its list of blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.spec import LayerSpec
+from attn_triton._prompts import CopyRoom, PromptGrid, blocks_size, prompts_of
+from attn_triton._route import LEAST_TOKENS, plain_because, tile_of
+from attn_triton._steps import Planner
+from attn_triton.launch import AlignedLaunch, Launcher
+from attn_triton.machine import Machine
+from attn_triton.prompt_tiles import section_heads
+
+__all__ = ["PromptPlanner"]
+
+
+class PromptPlanner:
+    """Plans the long prompts of a group of layers.
+
+    Args:
+        layers: of the group.
+        machine: the device.
+        planner: of the group's other launches.
+        cache_dtype: of the layers' caches.
+        device: where lists of blocks go.
+        is_cache_free: keys come with the call.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[LayerSpec],
+        machine: Machine,
+        planner: Planner,
+        cache_dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_cache_free: bool,
+    ) -> None:
+        layers = list(layers)
+        self._layer = layers[0]
+        self._device = device
+        self._planner = planner
+        self._cache_bytes = machine.cache_bytes
+        self._is_cache_free = is_cache_free
+        self._room = CopyRoom()
+        is_served = any(
+            plain_because(each, machine.arch, cache_dtype, is_invariant=planner.is_invariant)
+            is None
+            for each in layers
+        )
+        self._tile = tile_of(self._layer, machine.arch) if is_served else None
+
+    def grid(
+        self, common: CommonAttentionMetadata, decode_tokens: int, *, is_bound: bool
+    ) -> PromptGrid | None:
+        """Return how a batch's long prompts run; None where the plain kernel runs them.
+
+        Args:
+            common: the batch.
+            decode_tokens: query tokens up to which a request decodes.
+            is_bound: return bounds for every batch of as many requests and tokens.
+        """
+        tile, planner, layer = self._tile, self._planner, self._layer
+        is_short = common.max_query_len < LEAST_TOKENS and not planner.is_invariant
+        if tile is None or is_short:
+            return None
+        prompts = prompts_of(
+            common,
+            rows=tile.rows,
+            most_tokens=decode_tokens,
+            is_cache_free=self._is_cache_free,
+            is_bound=is_bound or planner.is_invariant,
+        )
+        size = blocks_size(common.num_reqs, prompts.num_blocks)
+        return PromptGrid(
+            tile=tile,
+            blocks=torch.empty(size, dtype=torch.int32, device=self._device),
+            prompts=prompts,
+            decode_tokens=decode_tokens,
+            section_heads=section_heads(
+                layer.num_kv_heads,
+                layer.queries_per_kv,
+                planner.widths,
+                prompts.longest,
+                self._cache_bytes,
+            ),
+            room=self._room,
+            is_invariant=planner.is_invariant,
+        )
+
+    def fill(
+        self, grid: PromptGrid, query_starts: Tensor, lens: Tensor, most_requests: int
+    ) -> None:
+        """Have the device list the blocks.
+
+        Args:
+            grid: from `grid`.
+            query_starts: (B + 1,) int32.
+            lens: (B,) int32 keys, or (B + 1,) prefix sums of them.
+            most_requests: a power of two that is not below B.
+        """
+        numbers = (
+            len(query_starts) - 1,
+            grid.prompts.num_blocks,
+            grid.decode_tokens,
+            grid.tile.rows,
+        )
+        launch = _listing(self._is_cache_free, most_requests)
+        launch((1, 1, 1), (grid.blocks, query_starts, lens), numbers)
+
+
+@functools.cache
+def _listing(is_prefix: bool, block: int) -> AlignedLaunch:
+    from attn_triton.kernels.blocks import plan_blocks
+
+    return AlignedLaunch(Launcher(plan_blocks, {"PREFIX": is_prefix, "BLOCK_B": block}))

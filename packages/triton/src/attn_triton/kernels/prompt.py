@@ -1,0 +1,415 @@
+"""Attention of long prompts: tiles by tensor descriptors, whole ones apart from those with a mask.
+
+A program has 2 x BLOCK rows of one query head, as two blocks: the weighted values of the first are
+summed while the second's weights are computed. Two programs share a multiprocessor, and one's
+products run under the other's exponentials; the compiler waits for each product of queries and
+keys, so that one larger program would not do that for itself.
+
+Keys come in two stretches: those of earlier steps from pages (CONTEXT=1) or from dense rows that
+were copied out of pages (CONTEXT=2), those of this step from the tensors of the call (FRESH).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import triton
+import triton.language as tl
+
+from attn_triton.kernels.blocks import HEADER
+from attn_triton.kernels.sweep import bounds_of, finish, row_start, tanh
+from attn_triton.prompt_variants import prompt_variants
+from attn_triton.variants import KernelVariant
+
+__all__ = ["prompt", "variants"]
+
+_HEADER = tl.constexpr(HEADER)
+
+
+@triton.jit
+def _logits(q, k, first, last, n, scale, cap, MASK: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Return q.k, hidden keys at -inf; with SOFTCAP scaled and capped."""
+    s = tl.dot(q, k.T)
+    if SOFTCAP:
+        s = tanh(s * scale, False) * cap
+    if MASK:
+        seen = (n[None, :] < last[:, None]) & (n[None, :] >= first[:, None])
+        s = tl.where(seen, s, -float("inf"))
+    return s
+
+
+@triton.jit
+def _add(s, v, m, total, acc, scale):
+    """Add a tile to running maxima, sums and weighted values; `scale`, above 0, comes into exp2."""
+    top = tl.maximum(m, tl.max(s, 1) * scale)
+    p = tl.math.exp2(s * scale - top[:, None])
+    fade = tl.math.exp2(m - top)
+    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+    return top, total * fade + tl.sum(p, 1), acc
+
+
+@triton.jit
+def _pass(  # size: one loop
+    q1,
+    q2,
+    m1,
+    total1,
+    acc1,
+    m2,
+    total2,
+    acc2,
+    k_desc,
+    v_desc,
+    table,
+    k_row,
+    v_row,
+    k_col,
+    v_col,
+    start,
+    end,
+    stop,
+    first1,
+    last1,
+    first2,
+    last2,
+    scale,
+    cap,
+    BN: tl.constexpr,
+    TWO: tl.constexpr,
+    PAGE: tl.constexpr,
+    K_ROWS: tl.constexpr,
+    V_ROWS: tl.constexpr,
+    MASK: tl.constexpr,
+    TAIL: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Run the online softmax of both blocks over keys [start, end).
+
+    Without PAGE a key's row is its position and `k_row`; with it a tile lies in one page, whose
+    number is loaded an iteration ahead: a load that waits for another would halve the depth to
+    which the compiler prefetches. TAIL says that the tile may reach past `stop`, where the memory
+    may hold anything.
+    """
+    i = tl.arange(0, BN)
+    factor = scale
+    if SOFTCAP:
+        factor = 1.0
+    page = 0
+    if PAGE > 0:
+        page = tl.load(table + start // PAGE, mask=start < end, other=0)
+    for j in tl.range(start, end, BN, num_stages=STAGES):
+        n = j + i
+        if PAGE > 0:
+            k = k_desc.load([page * K_ROWS + k_row + j % PAGE, k_col])
+            v = v_desc.load([page * V_ROWS + v_row + j % PAGE, v_col])
+            page = tl.load(table + tl.minimum(j + BN, stop - 1) // PAGE)
+        else:
+            k = k_desc.load([k_row + j, k_col])
+            v = v_desc.load([v_row + j, v_col])
+        if TAIL:
+            v = tl.where((n < stop)[:, None], v, 0.0)
+        s1 = _logits(q1, k, first1, last1, n, scale, cap, MASK, SOFTCAP)
+        if TWO:
+            s2 = _logits(q2, k, first2, last2, n, scale, cap, MASK, SOFTCAP)
+        m1, total1, acc1 = _add(s1, v, m1, total1, acc1, factor)
+        if TWO:
+            m2, total2, acc2 = _add(s2, v, m2, total2, acc2, factor)
+    return m1, total1, acc1, m2, total2, acc2
+
+
+@triton.jit
+def _stretch(  # size: four calls of one function
+    q1,
+    q2,
+    m1,
+    total1,
+    acc1,
+    m2,
+    total2,
+    acc2,
+    k_desc,
+    v_desc,
+    table,
+    k_row,
+    v_row,
+    k_col,
+    v_col,
+    origin,
+    stop,
+    first_top,
+    last_top,
+    first_bottom,
+    last_bottom,
+    first1,
+    last1,
+    first2,
+    last2,
+    scale,
+    cap,
+    BN: tl.constexpr,
+    TWO: tl.constexpr,
+    PAGE: tl.constexpr,
+    K_ROWS: tl.constexpr,
+    V_ROWS: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attend to the keys [origin, stop) as far as rows see them, in tiles counted from `origin`.
+
+    Tiles before the window of every row are left out, as those behind; the ones that all rows see
+    run without a mask. HAS_FIRST and HAS_LAST say whether rows differ at either end.
+    """
+    begin = origin + tl.maximum(first_top - origin, 0) // BN * BN
+    end = tl.minimum(last_bottom, stop)
+    tail = origin + (stop - origin) // BN * BN
+    whole_begin = tl.minimum(
+        origin + (tl.maximum(first_bottom - origin, 0) + BN - 1) // BN * BN, tail
+    )
+    whole_end = origin + tl.maximum(tl.minimum(last_top, stop) - origin, 0) // BN * BN
+    whole_end = tl.maximum(whole_end, whole_begin)
+    whole = begin
+    if HAS_FIRST:
+        m1, total1, acc1, m2, total2, acc2 = _pass(
+            q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
+            k_row, v_row, k_col, v_col, begin, tl.minimum(whole_begin, end), stop,
+            first1, last1, first2, last2, scale, cap,
+            BN, TWO, PAGE, K_ROWS, V_ROWS, True, False, SOFTCAP, STAGES,
+        )  # fmt: skip
+        whole = whole_begin
+    m1, total1, acc1, m2, total2, acc2 = _pass(
+        q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
+        k_row, v_row, k_col, v_col, whole, whole_end, stop,
+        first1, last1, first2, last2, scale, cap,
+        BN, TWO, PAGE, K_ROWS, V_ROWS, False, False, SOFTCAP, STAGES,
+    )  # fmt: skip
+    if HAS_LAST:
+        m1, total1, acc1, m2, total2, acc2 = _pass(
+            q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
+            k_row, v_row, k_col, v_col, whole_end, tl.minimum(tail, end), stop,
+            first1, last1, first2, last2, scale, cap,
+            BN, TWO, PAGE, K_ROWS, V_ROWS, True, False, SOFTCAP, STAGES,
+        )  # fmt: skip
+    return _pass(
+        q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
+        k_row, v_row, k_col, v_col, tl.maximum(tail, begin), end, stop,
+        first1, tl.minimum(last1, stop), first2, tl.minimum(last2, stop), scale, cap,
+        BN, TWO, PAGE, K_ROWS, V_ROWS, True, True, SOFTCAP, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    out_ptr, lse_ptr, row, live, m, total, acc, sink, v_scale,
+    DV: tl.constexpr, O_TOKEN: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    out, lse = finish(m, total, acc * v_scale, sink, SINKS)
+    to = out_ptr + row.to(tl.int64)[:, None] * O_TOKEN + tl.arange(0, DV)[None, :]
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
+    if lse_ptr is not None:
+        tl.store(lse_ptr + row, lse, mask=live)
+
+
+@triton.jit(do_not_specialize=["num_reqs", "section_heads", "table_stride", "lse_stride"])
+def prompt(  # size: one algorithm
+    q_desc,
+    k_desc,
+    v_desc,
+    new_k_desc,
+    new_v_desc,
+    out_ptr,
+    lse_ptr,
+    blocks_ptr,
+    table_ptr,
+    lens_ptr,
+    query_starts,
+    causal_ptr,
+    sinks_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    num_reqs,
+    section_heads,
+    table_stride,
+    lse_stride,
+    scale,
+    v_scale,
+    cap,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    TWO: tl.constexpr,
+    STAGES: tl.constexpr,
+    CONTEXT: tl.constexpr,
+    FRESH: tl.constexpr,
+    PAGE: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    O_TOKEN: tl.constexpr,
+    O_HEAD: tl.constexpr,
+    K_ROWS: tl.constexpr,
+    K_HEAD_ROWS: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_ROWS: tl.constexpr,
+    V_HEAD_ROWS: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    NEW_K_HEAD: tl.constexpr,
+    NEW_V_HEAD: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    """Attend for a block of query tokens of one query head over all keys that they see.
+
+    Programs: (sections of heads, blocks of the plan, heads of a section), the last fastest: a
+    section has the heads whose keys the L2 holds at once. Of a request the last tokens, which see
+    most keys, come first. Programs past the plan's blocks do nothing. Absent pointers and
+    descriptors are None.
+
+    What the parameters are:
+
+        q_desc: queries (T, heads x D), tiles of (BLOCK, D).
+        k_desc: keys of earlier steps, or of all, by rows: with CONTEXT=1 those of a page lie
+            K_ROWS after those of the page before, with CONTEXT=2 requests follow one another.
+        v_desc: values likewise.
+        new_k_desc: the step's keys (T, kv heads x D), or with FRESH=2 those of all requests.
+        new_v_desc: values likewise.
+        out_ptr: (T, HQ, DV).
+        lse_ptr: (HQ, T) float32, natural logarithms.
+        blocks_ptr: of `plan_blocks`.
+        table_ptr: (B, M) int32 block ids, with CONTEXT=1.
+        lens_ptr: (B,) int32 keys of each request; with FRESH=2 (B + 1,) prefix sums.
+        query_starts: (B + 1,) int32.
+        causal_ptr: (B,) bytes, with CAUSAL=2.
+        sinks_ptr: (HQ,) float32.
+        k_scale_ptr: float32, (1,) or (HK,) by SCALES.
+        v_scale_ptr: the same of values.
+        num_reqs: B.
+        section_heads: query heads of a section; they divide HQ.
+        table_stride: of the block table.
+        lse_stride: of a head's LSEs.
+        scale: factor on q.k, above 0, times log2(e); with SOFTCAP divided by the cap instead.
+        v_scale: factor on the output.
+        cap: with SOFTCAP the cap times log2(e).
+        TWO: whether a program has two blocks.
+        CONTEXT: 0 none, 1 pages of at least BN keys, 2 rows.
+        FRESH: 0 none, 1 the step's keys, which are then not read from the context, 2 all keys.
+        SCALES: 0 none, 1 per tensor, 2 per kv head.
+    """
+    num_blocks = tl.load(blocks_ptr)
+    in_section = num_blocks * section_heads
+    pid = tl.program_id(0)
+    if pid >= num_blocks * HQ:
+        return
+    rest = pid % in_section
+    head = pid // in_section * section_heads + rest % section_heads
+    kv_head = head // (HQ // HK)
+    record = blocks_ptr + _HEADER + num_reqs + 2 * (rest // section_heads)
+    b = tl.load(record)
+    m0 = tl.load(record + 1)
+    q0 = tl.load(query_starts + b)
+    num_rows = tl.load(query_starts + b + 1) - q0
+    if FRESH == 2:
+        new_row = tl.load(lens_ptr + b)
+        num_keys = tl.load(lens_ptr + b + 1) - new_row
+        split = 0
+    else:
+        num_keys = tl.load(lens_ptr + b)
+        split = num_keys
+        new_row = 0
+        if FRESH == 1:
+            split = tl.maximum(num_keys - num_rows, 0)  # padded rows have no keys at all
+            new_row = q0 - split
+    past = num_keys - num_rows
+    is_causal = False
+    if CAUSAL == 2:
+        is_causal = tl.load(causal_ptr + b) != 0
+    if SCALES == 1:
+        scale = scale * tl.load(k_scale_ptr)
+        v_scale = v_scale * tl.load(v_scale_ptr)
+    if SCALES == 2:
+        scale = scale * tl.load(k_scale_ptr + kv_head)
+        v_scale = v_scale * tl.load(v_scale_ptr + kv_head)
+
+    row1 = m0 + tl.arange(0, BLOCK)
+    first1, last1 = bounds_of(past + row1, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+    q1 = q_desc.load([q0 + m0, head * Q_HEAD])
+    m1 = row_start(BLOCK)
+    total1 = tl.zeros([BLOCK], tl.float32)
+    acc1 = tl.zeros([BLOCK, DV], tl.float32)
+    q2, first2, last2, m2, total2, acc2 = 0.0, 0, 0, 0.0, 0.0, 0.0
+    ROWS: tl.constexpr = 2 * BLOCK if TWO else BLOCK
+    if TWO:
+        row2 = row1 + BLOCK
+        first2, last2 = bounds_of(past + row2, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+        q2 = q_desc.load([q0 + m0 + BLOCK, head * Q_HEAD])
+        m2 = row_start(BLOCK)
+        total2 = tl.zeros([BLOCK], tl.float32)
+        acc2 = tl.zeros([BLOCK, DV], tl.float32)
+    bottom = past + tl.minimum(m0 + ROWS, num_rows) - 1
+    first_top, last_top = bounds_of(past + m0, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+    first_bottom, last_bottom = bounds_of(bottom, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
+    HAS_LAST: tl.constexpr = CAUSAL > 0 or RIGHT >= 0
+    if CONTEXT > 0:
+        table = table_ptr
+        k_row = kv_head * K_HEAD_ROWS
+        v_row = kv_head * V_HEAD_ROWS
+        if CONTEXT == 1:
+            table = table_ptr + b.to(tl.int64) * table_stride
+        else:
+            k_row = tl.load(blocks_ptr + _HEADER + b)
+            v_row = k_row
+        m1, total1, acc1, m2, total2, acc2 = _stretch(
+            q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
+            k_row, v_row, kv_head * K_HEAD, kv_head * V_HEAD, 0, split,
+            first_top, last_top, first_bottom, last_bottom, first1, last1, first2, last2,
+            scale, cap, BN, TWO, PAGE if CONTEXT == 1 else 0, K_ROWS, V_ROWS,
+            HAS_FIRST, HAS_LAST and FRESH == 0, SOFTCAP, STAGES,
+        )  # fmt: skip
+    if FRESH > 0:
+        m1, total1, acc1, m2, total2, acc2 = _stretch(
+            q1, q2, m1, total1, acc1, m2, total2, acc2, new_k_desc, new_v_desc, blocks_ptr,
+            new_row, new_row, kv_head * NEW_K_HEAD, kv_head * NEW_V_HEAD, split, num_keys,
+            first_top, last_top, first_bottom, last_bottom, first1, last1, first2, last2,
+            scale, cap, BN, TWO, 0, K_ROWS, V_ROWS,
+            HAS_FIRST, HAS_LAST, SOFTCAP, STAGES,
+        )  # fmt: skip
+
+    sink = 0.0
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head)
+    out = out_ptr + head * O_HEAD
+    lse = lse_ptr
+    if lse_ptr is not None:
+        lse = lse_ptr + head.to(tl.int64) * lse_stride
+    SINKS: tl.constexpr = sinks_ptr is not None
+    _write(
+        out, lse, q0 + row1, row1 < num_rows, m1, total1, acc1, sink, v_scale, DV, O_TOKEN, SINKS
+    )
+    if TWO:
+        _write(
+            out,
+            lse,
+            q0 + row2,
+            row2 < num_rows,
+            m2,
+            total2,
+            acc2,
+            sink,
+            v_scale,
+            DV,
+            O_TOKEN,
+            SINKS,
+        )
+
+
+def variants(arch: str) -> Iterator[KernelVariant]:
+    """Yield how the kernel is launched on an architecture; nowhere without tensor descriptors."""
+    yield from prompt_variants(prompt, arch)

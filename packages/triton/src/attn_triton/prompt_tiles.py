@@ -1,0 +1,116 @@
+"""Shapes of the kernel for long prompts, as data with provenance; nothing tunes itself.
+
+A family of architectures without a row here has no tensor descriptors that Triton's compiler turns
+into copies of their own, or has not been tried; its prompts run on the plain kernel, whose shapes
+are in `attn_triton.tiles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from attn_shared.arch import Arch
+from attn_triton.tiles import Widths
+
+__all__ = ["PromptTile", "prompt_tile", "section_heads"]
+
+_HALF_BYTES = 2  # of an element: bfloat16 or float16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTile:
+    """One program's shape.
+
+    Attributes:
+        block: query rows of a block.
+        is_pair: whether a program has two blocks, the second's weights computed while the first's
+            values are summed.
+        keys: keys per iteration.
+        num_warps: warps.
+        stages: depth of the loops' software pipeline.
+        max_registers: registers of a thread that the compiler is held to; None: its own choice.
+    """
+
+    block: int
+    is_pair: bool
+    keys: int
+    num_warps: int
+    stages: int
+    max_registers: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a program."""
+        return self.block * (2 if self.is_pair else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRow:
+    """Shapes for a family, by the wider of the two head sizes.
+
+    Attributes:
+        families: of `attn_shared.arch`.
+        tiles: for heads of each size.
+        provenance: where the numbers come from.
+    """
+
+    families: tuple[str, ...]
+    tiles: Mapping[int, PromptTile]
+    provenance: str
+
+
+_H200 = (
+    "H200, Triton 3.6.0, bf16, 32/8 heads of 128, prompts of 4096, 16384 and 8 x 2048 tokens: "
+    "509, 521 and 457 TFLOP/s with 2 x 64 rows, 64 keys, 4 warps, 2 stages; one block of 128 rows "
+    "494, 524, 424; 8 warps 378, 371, 272; 128 keys 424, 416, 322"
+)
+_PAIR = PromptTile(block=64, is_pair=True, keys=64, num_warps=4, stages=2)
+
+_TABLE = (
+    PromptRow(
+        families=("hopper",),
+        tiles=MappingProxyType(
+            {
+                64: _PAIR,
+                128: _PAIR,
+                256: PromptTile(block=64, is_pair=False, keys=32, num_warps=4, stages=2),
+            }
+        ),
+        provenance=_H200,
+    ),
+)
+
+
+def prompt_tile(arch: Arch, widths: Widths) -> PromptTile | None:
+    """Return the shape for heads of these sizes; None where the kernel does not serve them."""
+    row = next((row for row in _TABLE if arch.family in row.families), None)
+    sizes = (widths.head_size, widths.head_size_v)
+    if row is None or widths.element_bytes != _HALF_BYTES:
+        return None
+    if any(size not in row.tiles for size in sizes):
+        return None
+    return row.tiles[max(sizes)]
+
+
+def section_heads(
+    num_kv_heads: int, group: int, widths: Widths, longest: int, cache_bytes: int
+) -> int:
+    """Return the query heads whose keys and values are walked together.
+
+    Keys of a section should stay in half the L2 cache while blocks of queries pass over them. Of
+    fewer than two kv heads the last blocks leave multiprocessors idle.
+
+    Args:
+        num_kv_heads: Hkv.
+        group: query heads per kv head.
+        widths: of the layer.
+        longest: keys of the longest request, at most.
+        cache_bytes: of the device's L2.
+    """
+    each = max(1, longest) * (widths.head_size + widths.head_size_v) * widths.element_bytes
+    most = max(2, cache_bytes // 2 // each)
+    return group * max(
+        count for count in range(1, num_kv_heads + 1) if not num_kv_heads % count and count <= most
+    )

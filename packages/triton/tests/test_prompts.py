@@ -1,0 +1,148 @@
+"""The kernel for long prompts: answers, and when it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from prompt_cases import prompt_cases
+
+from attn_conformance.case import Case
+from attn_conformance.checks import check_numbers
+from attn_conformance.subject import Subject
+from attn_shared.arch import parse_arch
+from attn_shared.spec import LayerSpec
+from attn_triton import _prompt_calls
+from attn_triton._route import Context, Fresh, Route, plain_because, route_of, tile_of
+from attn_triton._rows import cache_matrix, token_matrix
+from attn_triton.prompt_tiles import section_heads
+from attn_triton.tiles import Widths
+
+HOPPER = parse_arch("sm_90")
+_NAMES = {"cpu": "interpreted_backend:InterpretedBackend"}
+
+
+@pytest.fixture
+def routes(monkeypatch: pytest.MonkeyPatch) -> list[Route | None]:
+    """The routes that calls take, as they take them."""
+    seen: list[Route | None] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Route | None:
+        seen.append(route_of(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(_prompt_calls, "route_of", watched)
+    return seen
+
+
+@pytest.mark.parametrize("case", prompt_cases(), ids=lambda case: case.name)
+def test_answers(device: torch.device, case: Case, routes: list[Route | None]) -> None:
+    check_numbers(Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device)), case)
+    assert routes
+    assert None not in routes
+
+
+def layer(**options: Any) -> LayerSpec:
+    plain: dict[str, Any] = {
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_size": 128,
+        "head_size_v": 128,
+        "scale": 0.1,
+        "dtype": torch.bfloat16,
+    }
+    return LayerSpec(**{**plain, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": torch.float32}, "float32 on sm_90 have no tile"),
+        ({"head_size": 96}, "head sizes 96 and 128"),
+        ({"has_alibi": True}, "ALiBi"),
+        ({"scale": -1.0}, "scale=-1.0"),
+        ({"scale": 0.0}, "scale=0.0"),
+    ],
+)
+def test_what_runs_on_the_plain_kernel(options: dict[str, Any], words: str) -> None:
+    spec = layer(**options)
+    reason = plain_because(spec, HOPPER, spec.dtype, is_invariant=False)
+    assert reason is not None
+    assert words in reason
+
+
+def test_formats_and_modes_of_the_plain_kernel() -> None:
+    spec = layer()
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        assert plain_because(spec, HOPPER, dtype, is_invariant=False) is None
+    int8 = plain_because(spec, HOPPER, torch.int8, is_invariant=False)
+    assert int8 == "a cache of torch.int8"
+    invariant = plain_because(spec, HOPPER, torch.bfloat16, is_invariant=True)
+    assert invariant == "batch-invariant mode with pages that must be copied"
+    other = plain_because(spec, parse_arch("gfx942"), torch.bfloat16, is_invariant=False)
+    assert other is not None
+    assert "on gfx942" in other
+
+
+def test_where_keys_are_read() -> None:
+    tile = tile_of(layer(), HOPPER)
+    assert tile is not None
+
+    def route(spec: LayerSpec | None = None, **options: Any) -> tuple[int, int] | None:
+        facts = {
+            "page": 16,
+            "is_stored_alike": True,
+            "has_fresh": True,
+            "has_context": True,
+            "copied_bytes": 1000,
+        }
+        found = route_of(spec or layer(), tile, **{**facts, **options})
+        return None if found is None else (found.context, found.fresh)
+
+    assert route(has_context=False) == (Context.NONE, Fresh.STEP)
+    assert route(page=64) == (Context.PAGES, Fresh.STEP)
+    assert route(page=64, has_fresh=False) == (Context.PAGES, Fresh.NONE)
+    assert route() == (Context.ROWS, Fresh.STEP)
+    assert route(has_fresh=False, has_context=False) == (Context.ROWS, Fresh.NONE)
+    assert route(copied_bytes=None) is None
+    assert route(copied_bytes=2**30) is None
+    assert route(copied_bytes=2**30, page=128) == (Context.PAGES, Fresh.STEP)
+    # An fp8 cache is copied, and its keys are not mixed with others that have no scale.
+    assert route(page=64, is_stored_alike=False) == (Context.ROWS, Fresh.NONE)
+    sharing = layer(kv_sharing_target="other")
+    assert route(sharing, page=64) == (Context.PAGES, Fresh.NONE)
+
+
+def test_rows_of_tokens() -> None:
+    fused = torch.zeros(5, 6, 64, dtype=torch.bfloat16)
+    matrix = token_matrix(fused[:, 2:4])
+    assert matrix is not None
+    assert (matrix.rows, matrix.columns, matrix.stride) == (5, 128, 384)
+    assert (matrix.head_rows, matrix.head_columns) == (0, 64)
+    assert token_matrix(fused.transpose(0, 1)) is None  # heads apart
+    assert token_matrix(fused.view(-1)[4:-380].view(4, 6, 64)) is None  # 8 bytes off
+    assert token_matrix(fused.mT) is None
+
+
+def test_rows_of_a_cache() -> None:
+    # keys and values of a block beside each other: 2 x 16 tokens x 8 heads x 128
+    nhd = cache_matrix(0, (32768, 1024, 128), (10, 16, 8, 128), 2)
+    assert nhd is not None
+    assert (nhd.rows, nhd.columns, nhd.stride) == (9 * 32 + 16, 1024, 1024)
+    assert (nhd.block_rows, nhd.head_rows, nhd.head_columns) == (32, 0, 128)
+    hnd = cache_matrix(0, (32768, 128, 2048), (10, 16, 8, 128), 2)
+    assert hnd is not None
+    assert (hnd.rows, hnd.columns, hnd.stride) == (9 * 256 + 7 * 16 + 16, 128, 128)
+    assert (hnd.block_rows, hnd.head_rows, hnd.head_columns) == (256, 16, 0)
+    assert cache_matrix(8, (32768, 1024, 128), (10, 16, 8, 128), 2) is None
+    assert cache_matrix(0, (32769, 1024, 128), (10, 16, 8, 128), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("longest", "heads"),
+    [(1, 32), (4096, 32), (8192, 16), (16384, 8), (10**6, 8)],
+)
+def test_heads_whose_keys_fit_the_cache(longest: int, heads: int) -> None:
+    widths = Widths(head_size=128, head_size_v=128, element_bytes=2, cache_bytes=2)
+    assert section_heads(8, 4, widths, longest, 50 * 2**20) == heads
