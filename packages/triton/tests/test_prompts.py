@@ -116,13 +116,13 @@ def test_where_keys_are_read() -> None:
 
 def test_rows_of_tokens() -> None:
     fused = torch.zeros(5, 6, 64, dtype=torch.bfloat16)
-    matrix = token_matrix(fused[:, 2:4])
+    matrix = token_matrix(fused[:, 2:4], 4)
     assert matrix is not None
-    assert (matrix.rows, matrix.columns, matrix.stride) == (5, 128, 384)
+    assert (matrix.rows, matrix.columns, matrix.stride) == (4, 128, 384)
     assert (matrix.head_rows, matrix.head_columns) == (0, 64)
-    assert token_matrix(fused.transpose(0, 1)) is None  # heads apart
-    assert token_matrix(fused.view(-1)[4:-380].view(4, 6, 64)) is None  # 8 bytes off
-    assert token_matrix(fused.mT) is None
+    assert token_matrix(fused.transpose(0, 1), 5) is None  # heads apart
+    assert token_matrix(fused.view(-1)[4:-380].view(4, 6, 64), 4) is None  # 8 bytes off
+    assert token_matrix(fused.mT, 5) is None
 
 
 def test_rows_of_a_cache() -> None:

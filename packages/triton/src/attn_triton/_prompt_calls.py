@@ -76,10 +76,10 @@ class PromptCalls:
         grid = metadata.prompts
         if grid is None or not self._is_served(call, grid):
             return False
-        query = token_matrix(call.query)
+        query = token_matrix(call.query, metadata.num_actual_tokens)
         if query is None:
             return False
-        fresh, cached = self._fresh(call), self._cached(call.keys)
+        fresh, cached = self._fresh(call, metadata), self._cached(call.keys)
         route = self._route(call, grid, fresh is not None, cached)
         if route is None:
             return False
@@ -102,11 +102,12 @@ class PromptCalls:
             found = self._served[key] = reason is None
         return found
 
-    def _fresh(self, call: PromptCall) -> Matrices | None:
+    def _fresh(self, call: PromptCall, metadata: TritonAttentionMetadata) -> Matrices | None:
         """Return the step's keys and values as matrices; None where none may be read."""
         if call.fresh is None:
             return None
-        key, value = map(token_matrix, call.fresh)
+        tokens = metadata.num_keys or metadata.num_actual_tokens
+        key, value = (token_matrix(each, tokens) for each in call.fresh)
         return None if key is None or value is None else (key, value)
 
     def _cached(self, keys: KeysValues) -> Matrices | None:
@@ -177,7 +178,7 @@ class PromptCalls:
             0 if metadata.block_table is None else metadata.block_table.stride(0),
             chunks,
         )
-        found = [token_matrix(each) for each in rows]
+        found = [token_matrix(each, count) for each in rows]
         matrices = [each for each in found if each is not None]
         first, second = (
             _describe(base, matrix, (grid.tile.keys, width))

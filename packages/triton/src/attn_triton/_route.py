@@ -143,5 +143,5 @@ def _has_whole_tiles(spec: LayerSpec, arch: Arch, cache_dtype: torch.dtype) -> b
     if tile is None:
         return False
     return spec.attn_type in CACHE_FREE or (
-        cache_dtype is spec.dtype and block_size % tile.keys == 0
+        cache_dtype is spec.dtype and block_size > 0 and block_size % tile.keys == 0
     )

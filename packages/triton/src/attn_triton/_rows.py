@@ -34,13 +34,15 @@ class Matrix:
     block_rows: int = 0
 
 
-def token_matrix(tensor: Tensor) -> Matrix | None:
-    """Return (tokens, heads, width) with heads side by side; None where no descriptor may be.
+def token_matrix(tensor: Tensor, tokens: int) -> Matrix | None:
+    """Return (tokens or more, heads, width) with heads side by side; None where that is not so.
+
+    Rows past `tokens`, which may hold anything, are outside the matrix.
 
     That is: its address or its stride is not aligned, its last dimension is not dense, or its
     heads are not within a token's row.
     """
-    tokens, heads, width = tensor.shape
+    _, heads, width = tensor.shape
     stride, head, last = tensor.stride()
     columns = (heads - 1) * head + width
     size = tensor.element_size()

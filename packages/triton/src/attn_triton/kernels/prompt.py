@@ -68,17 +68,21 @@ def _pass(  # size: one loop
     start,
     end,
     stop,
-    first1,
-    last1,
-    first2,
-    last2,
+    top,
+    num_keys,
+    is_causal,
     scale,
     cap,
+    BLOCK: tl.constexpr,
     BN: tl.constexpr,
     TWO: tl.constexpr,
     PAGE: tl.constexpr,
     K_ROWS: tl.constexpr,
     V_ROWS: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
     TAIL: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -92,6 +96,15 @@ def _pass(  # size: one loop
     may hold anything.
     """
     i = tl.arange(0, BN)
+    first1, last1, first2, last2 = 0, 0, 0, 0
+    if MASK:  # made here, and not held in registers while whole tiles run
+        row = top + tl.arange(0, BLOCK)
+        first1, last1 = bounds_of(row, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+        last1 = tl.minimum(last1, stop)
+        if TWO:
+            row += BLOCK
+            first2, last2 = bounds_of(row, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+            last2 = tl.minimum(last2, stop)
     factor = scale
     if SOFTCAP:
         factor = 1.0
@@ -141,17 +154,21 @@ def _stretch(  # size: four calls of one function
     last_top,
     first_bottom,
     last_bottom,
-    first1,
-    last1,
-    first2,
-    last2,
+    top,
+    num_keys,
+    is_causal,
     scale,
     cap,
+    BLOCK: tl.constexpr,
     BN: tl.constexpr,
     TWO: tl.constexpr,
     PAGE: tl.constexpr,
     K_ROWS: tl.constexpr,
     V_ROWS: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAUSAL: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     HAS_LAST: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -175,28 +192,31 @@ def _stretch(  # size: four calls of one function
         m1, total1, acc1, m2, total2, acc2 = _pass(
             q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
             k_row, v_row, k_col, v_col, begin, tl.minimum(whole_begin, end), stop,
-            first1, last1, first2, last2, scale, cap,
-            BN, TWO, PAGE, K_ROWS, V_ROWS, True, False, SOFTCAP, STAGES,
+            top, num_keys, is_causal, scale, cap,
+            BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
+            True, False, SOFTCAP, STAGES,
         )  # fmt: skip
         whole = whole_begin
     m1, total1, acc1, m2, total2, acc2 = _pass(
         q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
         k_row, v_row, k_col, v_col, whole, whole_end, stop,
-        first1, last1, first2, last2, scale, cap,
-        BN, TWO, PAGE, K_ROWS, V_ROWS, False, False, SOFTCAP, STAGES,
+        top, num_keys, is_causal, scale, cap,
+        BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
+        False, False, SOFTCAP, STAGES,
     )  # fmt: skip
     if HAS_LAST:
         m1, total1, acc1, m2, total2, acc2 = _pass(
             q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
             k_row, v_row, k_col, v_col, whole_end, tl.minimum(tail, end), stop,
-            first1, last1, first2, last2, scale, cap,
-            BN, TWO, PAGE, K_ROWS, V_ROWS, True, False, SOFTCAP, STAGES,
+            top, num_keys, is_causal, scale, cap,
+            BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
+            True, False, SOFTCAP, STAGES,
         )  # fmt: skip
     return _pass(
         q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
         k_row, v_row, k_col, v_col, tl.maximum(tail, begin), end, stop,
-        first1, tl.minimum(last1, stop), first2, tl.minimum(last2, stop), scale, cap,
-        BN, TWO, PAGE, K_ROWS, V_ROWS, True, True, SOFTCAP, 1,
+        top, num_keys, is_causal, scale, cap,
+        BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL, True, True, SOFTCAP, 1,
     )  # fmt: skip
 
 
@@ -337,17 +357,13 @@ def prompt(  # size: one algorithm
         scale = scale * tl.load(k_scale_ptr + kv_head)
         v_scale = v_scale * tl.load(v_scale_ptr + kv_head)
 
-    row1 = m0 + tl.arange(0, BLOCK)
-    first1, last1 = bounds_of(past + row1, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
     q1 = q_desc.load([q0 + m0, head * Q_HEAD])
     m1 = row_start(BLOCK)
     total1 = tl.zeros([BLOCK], tl.float32)
     acc1 = tl.zeros([BLOCK, DV], tl.float32)
-    q2, first2, last2, m2, total2, acc2 = 0.0, 0, 0, 0.0, 0.0, 0.0
+    q2, m2, total2, acc2 = 0.0, 0.0, 0.0, 0.0
     ROWS: tl.constexpr = 2 * BLOCK if TWO else BLOCK
     if TWO:
-        row2 = row1 + BLOCK
-        first2, last2 = bounds_of(past + row2, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
         q2 = q_desc.load([q0 + m0 + BLOCK, head * Q_HEAD])
         m2 = row_start(BLOCK)
         total2 = tl.zeros([BLOCK], tl.float32)
@@ -369,16 +385,17 @@ def prompt(  # size: one algorithm
         m1, total1, acc1, m2, total2, acc2 = _stretch(
             q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
             k_row, v_row, kv_head * K_HEAD, kv_head * V_HEAD, 0, split,
-            first_top, last_top, first_bottom, last_bottom, first1, last1, first2, last2,
-            scale, cap, BN, TWO, PAGE if CONTEXT == 1 else 0, K_ROWS, V_ROWS,
+            first_top, last_top, first_bottom, last_bottom, past + m0, num_keys, is_causal,
+            scale, cap, BLOCK, BN, TWO, PAGE if CONTEXT == 1 else 0, K_ROWS, V_ROWS,
+            LEFT, RIGHT, CHUNK, CAUSAL,
             HAS_FIRST, HAS_LAST and FRESH == 0, SOFTCAP, STAGES,
         )  # fmt: skip
     if FRESH > 0:
         m1, total1, acc1, m2, total2, acc2 = _stretch(
             q1, q2, m1, total1, acc1, m2, total2, acc2, new_k_desc, new_v_desc, blocks_ptr,
             new_row, new_row, kv_head * NEW_K_HEAD, kv_head * NEW_V_HEAD, split, num_keys,
-            first_top, last_top, first_bottom, last_bottom, first1, last1, first2, last2,
-            scale, cap, BN, TWO, 0, K_ROWS, V_ROWS,
+            first_top, last_top, first_bottom, last_bottom, past + m0, num_keys, is_causal,
+            scale, cap, BLOCK, BN, TWO, 0, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
             HAS_FIRST, HAS_LAST, SOFTCAP, STAGES,
         )  # fmt: skip
 
@@ -390,24 +407,12 @@ def prompt(  # size: one algorithm
     if lse_ptr is not None:
         lse = lse_ptr + head.to(tl.int64) * lse_stride
     SINKS: tl.constexpr = sinks_ptr is not None
-    _write(
-        out, lse, q0 + row1, row1 < num_rows, m1, total1, acc1, sink, v_scale, DV, O_TOKEN, SINKS
-    )
+    row = m0 + tl.arange(0, BLOCK)
+    _write(out, lse, q0 + row, row < num_rows, m1, total1, acc1, sink, v_scale, DV, O_TOKEN, SINKS)
     if TWO:
-        _write(
-            out,
-            lse,
-            q0 + row2,
-            row2 < num_rows,
-            m2,
-            total2,
-            acc2,
-            sink,
-            v_scale,
-            DV,
-            O_TOKEN,
-            SINKS,
-        )
+        row += BLOCK
+        live = row < num_rows
+        _write(out, lse, q0 + row, live, m2, total2, acc2, sink, v_scale, DV, O_TOKEN, SINKS)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:
