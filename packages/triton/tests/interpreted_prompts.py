@@ -5,11 +5,12 @@ The suite's batches are short and their heads narrow; here tiles are small, and 
 
 from __future__ import annotations
 
+from interpreted_backend import InterpretedBackend
+
 from attn_shared.arch import Arch
-from attn_triton import _builder, _prompt_plan, _route, _steps
+from attn_triton import _prompt_plan, _route, _steps
 from attn_triton.prompt_tiles import PromptTile
 from attn_triton.tiles import Widths
-from interpreted_backend import InterpretedBackend
 
 _TILE = PromptTile(block=16, is_pair=True, keys=16, num_warps=4, stages=2)
 
@@ -21,8 +22,7 @@ def _small_tile(arch: Arch, widths: Widths) -> PromptTile | None:
 
 _route.prompt_tile = _small_tile
 _prompt_plan.LEAST_TOKENS = 0
-for _module in (_builder, _steps):
-    _module.MAX_DECODE_TOKENS = 0
+_steps.MAX_DECODE_TOKENS = 0
 
 
 class PromptBackend(InterpretedBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from prompt_cases import prompt_cases
 
 from attn_conformance.case import Case
 from attn_conformance.checks import check_numbers
+from attn_conformance.outcome import Status
 from attn_conformance.subject import Subject
+from attn_conformance.suite import Suite
 from attn_shared.arch import parse_arch
 from attn_shared.spec import LayerSpec
 from attn_triton import _prompt_calls
@@ -41,6 +44,30 @@ def test_answers(device: torch.device, case: Case, routes: list[Route | None]) -
     check_numbers(Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device)), case)
     assert routes
     assert None not in routes
+
+
+_RULES = (
+    *("block_sizes", "combinations", "cross_attention", "encoder", "extend", "far_blocks"),
+    *("fp8_scales_per_head", "keyless_rows", "layouts", "lse", "new_tokens_as_stored", "nan_tails"),
+    *("order", "padded_requests", "per_request_causality", "replay", "strided_inputs", "window"),
+    *("batch_invariance", "two_sided_window", "chunked_local", "unread_query_rows"),
+)
+"""Rules that long prompts could break where others hold."""
+
+
+@pytest.fixture(scope="module")
+def forced() -> Iterator[Suite]:
+    with Suite("interpreted_prompts:PromptBackend") as started:
+        yield started
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("rule", _RULES)
+def test_the_contract_with_every_prompt_on_the_kernel(forced: Suite, rule: str) -> None:
+    entries = [x for x in forced.plan.entries if x.rule == rule and not x.is_excluded]
+    outcomes = [forced.run(entry) for entry in entries[:2]]
+    assert [f"{x.case}: {x.message}" for x in outcomes if x.status is not Status.PASSED] == []
+    assert outcomes
 
 
 def layer(**options: Any) -> LayerSpec:

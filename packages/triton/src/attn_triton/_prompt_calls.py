@@ -222,8 +222,10 @@ class PromptCalls:
             fresh = None
         else:
             widths = (spec.head_size, spec.head_size_v)
-            pairs = zip(call.fresh, fresh, widths, strict=True)
-            first, second = (_describe(*pair, (tile.keys, width)) for *pair, width in pairs)
+            first, second = (
+                _describe(base, matrix, (tile.keys, width))
+                for base, matrix, width in zip(call.fresh, fresh, widths, strict=True)
+            )
             new = (first, second)
         is_scaled = route.context is not Context.NONE
         mode = call.scales_mode if is_scaled else 0

@@ -16,7 +16,8 @@ from attn_triton.variants import KernelVariant
 __all__ = ["block_variants", "copy_variants", "prompt_variants", "variant_of"]
 
 _PAGE = 64
-_OPTIONAL = ("lse_ptr", "causal_ptr", "sinks_ptr", "k_scale_ptr", "v_scale_ptr")
+_SCALES: tuple[str, ...] = ("k_scale_ptr", "v_scale_ptr")
+_FEATURES = ("lse_ptr", "causal_ptr", "sinks_ptr")
 _INTEGERS = ("blocks_ptr", "table_ptr", "lens_ptr", "query_starts")
 
 
@@ -85,9 +86,7 @@ def prompt_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
 def variant_of(kernel: Any, prompts: _Prompts, tile: PromptTile) -> KernelVariant:
     """Return how a kernel is launched for such a layer and batch."""
     constants = _constants(prompts, tile)
-    absent = () if prompts.has_all else _OPTIONAL
-    if prompts.has_all:
-        absent = ("k_scale_ptr", "v_scale_ptr")
+    absent = _SCALES if prompts.has_all else (*_SCALES, *_FEATURES)
     if prompts.context is Context.NONE:
         absent = (*absent, "k_desc", "v_desc")
     if prompts.context is not Context.PAGES:
