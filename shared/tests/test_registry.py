@@ -354,9 +354,10 @@ def test_a_vendor_has_its_platform() -> None:
     assert str(caught.value) == (
         "no installed platform serves amd devices; installed: cpu (attn-fake), gpu (attn-fake); "
         "broken = no_such_module:P (attn-broken 0.3): ModuleNotFoundError: No module named "
-        "'no_such_module'. Hint: pip install attn-rocm"
+        "'no_such_module'. Hint: attn-rocm does; in a checkout of attn: "
+        "pip install ./platforms/rocm"
     )
-    with pytest.raises(PlatformMissingError, match=r"installed: none\. Hint: pip install attn-xpu"):
+    with pytest.raises(PlatformMissingError, match=r"installed: none\. Hint: attn-xpu does; in"):
         registry().platform_for(Vendor.INTEL)
 
 

@@ -102,7 +102,8 @@ def test_no_available_platform_gives_the_reason_of_each() -> None:
     assert str(caught.value) == (
         "no platform is available on this machine: absent: 0 devices; lost = no_such_module:P "
         "(attn-lost 0.1): ModuleNotFoundError: No module named 'no_such_module'. "
-        "Hint: pip install attn-cpu brings the one that every machine can use."
+        "Hint: attn-cpu has the one that every machine can use; in a checkout of attn: "
+        "pip install ./platforms/cpu"
     )
     with pytest.raises(NoBackendError, match="on this machine: none installed"):
         of_platforms().current_platform()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import sys
 
 import pytest
@@ -82,3 +83,16 @@ def test_the_process_ends_with_the_commands_code(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit) as caught:
         run()
     assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["attn", "torch-alone"])
+def test_a_command_says_nothing_of_numpy_where_there_is_none(is_ours: bool) -> None:
+    words = ["attn", "list", "-q"]
+    code = f"import sys; sys.modules['numpy'] = None; sys.argv = {words}; "
+    code += "from attn_cli.main import run; run()" if is_ours else "import torch; torch.zeros(1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("Failed to initialize NumPy" in done.stderr) is not is_ours
+    assert done.stderr == "" or not is_ours

@@ -87,24 +87,24 @@ def test_fp8_on_ampere() -> None:
 
 def test_fp8_with_flash_attention_2_alone_names_the_library_to_install() -> None:
     absent = VendorEntry(
-        name="flash_attn_3", status=VendorStatus.ABSENT, install='pip install "attn-cuda[fa3]"'
+        name="flash_attn_3", status=VendorStatus.ABSENT, install="pip install tokenspeed-fa3"
     )
     found = Inventory((*inventory(vllm_flash_attn_2=build_of()).entries, absent))
     assert words(HOPPER, found, kv_cache_dtype="fp8") == (
         "kv_cache_dtype=fp8 (allowed: vllm_flash_attn_2: auto); flash_attn_3 is not installed; "
-        'to install it: pip install "attn-cuda[fa3]"'
+        "to install it: pip install tokenspeed-fa3"
     )
 
 
 def test_an_architecture_that_is_not_compiled_in() -> None:
     absent = VendorEntry(
-        name="flash_attn", status=VendorStatus.ABSENT, install='pip install "attn-cuda[fa2]"'
+        name="flash_attn", status=VendorStatus.ABSENT, install="pip install flash-attn"
     )
     third = inventory(flash_attn_3=build_of(TOKENSPEED, "sinks"))
     found = Inventory((*third.entries, absent))
     assert words(device_from_arch("sm_120"), found, block_size=256) == (
         "flash_attn_build=sm_120 (allowed: flash_attn_3: 9.x); flash_attn is not installed; to "
-        'install it: pip install "attn-cuda[fa2]"'
+        "install it: pip install flash-attn"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_named_backend_without_a_library_says_which_to_install() -> None:
             for spec in CudaPlatform().vendor_specs()
         )
     )
-    with pytest.raises(VendorMissingError, match=r'pip install "attn-cuda\[fa3\]"'):
+    with pytest.raises(VendorMissingError, match="pip install tokenspeed-fa3"):
         select(
             request(),
             HOPPER,

@@ -106,7 +106,7 @@ def test_a_build_without_pages_serves_encoders_and_refuses_the_rest_before_a_ker
         assert {call.function for call in recorder.calls} == {"flash_attn_varlen_func"}
         reasons = subject.capability.check(request(), H200)
     assert "no paged keys and values (FLASHATTENTION_DISABLE_PAGEDKV)" in str(reasons[0])
-    assert 'pip install "attn-cuda[fa3]"' in reasons[0].hint
+    assert "pip install tokenspeed-fa3" in reasons[0].hint
 
 
 def test_flash_attention_2_on_ampere() -> None:

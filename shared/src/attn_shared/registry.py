@@ -274,9 +274,11 @@ class BackendRegistry:
         found = [f"{platform.name} ({platform.distribution})" for platform in platforms.values()]
         failed = [f"{failure}" for failure in self.failures()]
         words = "; ".join([f"installed: {', '.join(found) or 'none'}", *failed])
+        distribution = PLATFORM_DISTRIBUTIONS[vendor]
+        folder = distribution.removeprefix("attn-")
         raise PlatformMissingError(
             f"no installed platform serves {vendor} devices; {words}.",
-            hint=f"pip install {PLATFORM_DISTRIBUTIONS[vendor]}",
+            hint=f"{distribution} does; in a checkout of attn: pip install ./platforms/{folder}",
         )
 
     def failures(self) -> tuple[LoadFailure, ...]:

@@ -68,7 +68,8 @@ class Selector:
         reasons += [str(failure) for failure in self.registry.failures()]
         raise NoBackendError(
             f"no platform is available on this machine: {'; '.join(reasons) or 'none installed'}.",
-            hint="pip install attn-cpu brings the one that every machine can use.",
+            hint="attn-cpu has the one that every machine can use; in a checkout of attn: "
+            "pip install ./platforms/cpu",
         )
 
     def device_facts(self, device: torch.device) -> DeviceFacts:

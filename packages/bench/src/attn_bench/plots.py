@@ -75,7 +75,7 @@ def _figure_class() -> Any:
         raise VendorMissingError(
             f"a plot needs matplotlib, which cannot be imported: {error}.",
             library="matplotlib",
-            hint="run: pip install 'attn-bench[plot]'",
+            hint="run: pip install matplotlib",
         ) from error
     return figure.Figure
 

@@ -72,7 +72,7 @@ VENDOR_PEERS = (
         name="flash_attn_3",
         description="flash_attn_with_kvcache over pages, the schedule made ahead; its own output",
         distributions=("tokenspeed-fa3", "flash-attn-3"),
-        install='pip install "attn-cuda[fa3]"',
+        install="pip install tokenspeed-fa3",
         maker="attn_bench._vendor.flash_attn_3:direct",
     ),
     VendorPeer(
@@ -93,14 +93,14 @@ VENDOR_PEERS = (
         name="flash_attn_4",
         description="flash_attn.cute's varlen call over pages; its own output",
         distributions=("flash-attn-4",),
-        install='pip install "attn-cuda[fa4]"',
+        install="pip install --pre flash-attn-4",
         maker="attn_bench._vendor.flash_attn_4:direct",
     ),
     VendorPeer(
         name="flashinfer",
         description="the decode wrapper on tensor cores, else the prefill wrapper, planned ahead",
         distributions=("flashinfer-python",),
-        install='pip install "attn-cuda[flashinfer]"',
+        install="pip install flashinfer-python",
         maker="attn_bench._vendor.flashinfer:direct",
     ),
 )

@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -80,6 +81,8 @@ def run() -> NoReturn:
     short command, and finds none.
     """
     gc.disable()
+    # Of torch, wherever it makes its first tensor; no command uses NumPy.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     code = main()
     gc.freeze()
     sys.exit(code)

@@ -87,7 +87,9 @@ def test_a_package_that_is_missing_comes_with_the_command(
     result = attn("demo")
     assert (result.exit_code, result.stdout) == (4, "")
     assert f"attn demo needs {missing}, which is not installed" in result.stderr
-    assert "pip install 'attn-cli[demo]'" in result.stderr
+    assert (
+        "in a checkout of attn, run: pip install './packages/transformers[demo]'" in result.stderr
+    )
 
 
 class Missing:

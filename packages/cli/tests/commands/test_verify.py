@@ -57,4 +57,6 @@ def test_without_the_suite_the_command_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "attn_conformance.verify", None)
     record = attn.json("verify", "TORCH_SDPA", code=4)
     assert "attn_conformance" in record["error"]["message"]
-    assert "pip install 'attn-cli[verify]'" in record["error"]["hint"]
+    assert (
+        "in a checkout of attn, run: pip install ./packages/conformance" in record["error"]["hint"]
+    )

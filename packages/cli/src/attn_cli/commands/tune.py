@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attn_cli.exit_codes import FAILURES_FOUND, INTERRUPTED
+from attn_cli.installing import missing_package
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, emit, warn
 from attn_cli.progress import progress_bar
 from attn_cli.schema import SCHEMA_VERSION
-from attn_shared.errors import InvalidInputError, VendorMissingError
+from attn_shared.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from attn_shared.request import AttentionRequest
 
 __all__ = ["TuneFlags", "tune"]
-
-_INSTALL = "pip install 'attn-cli[bench]'"
 
 _what, _how = Panel("Which layers"), Panel("How")
 
@@ -75,9 +74,7 @@ def tune(flags: TuneFlags, output: OutputFlags) -> int:
     try:
         import attn_bench.run as runner
     except ModuleNotFoundError as error:
-        raise VendorMissingError(
-            f"attn tune needs {error.name}, which is not installed.", hint=f"run: {_INSTALL}"
-        ) from error
+        raise missing_package("tune", error) from error
     from attn_cli.tuned import table_path, torch_device
     from attn_shared.settings import from_environ
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attn_cli.completion import complete_backend
+from attn_cli.installing import missing_package
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, console, emit
 from attn_cli.schema import SCHEMA_VERSION
-from attn_shared.errors import VendorMissingError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,10 +64,7 @@ def verify(flags: VerifyFlags, output: OutputFlags) -> int:
     try:
         from attn_conformance.verify import verify as run
     except ModuleNotFoundError as error:
-        raise VendorMissingError(
-            f"attn verify needs {error.name}, which is not installed.",
-            hint="run: pip install 'attn-cli[verify]'",
-        ) from error
+        raise missing_package("verify", error) from error
     with _progress(output) as on_progress:
         report = run(
             flags.backend,

@@ -17,7 +17,7 @@ SPEC = VendorSpec(
     name="fa3_fwd",
     distributions=("fa3-fwd",),
     module="fa3_fwd_interface",
-    install='pip install fa3-fwd (which serves no paged cache: take "attn-cuda[fa3]" instead)',
+    install="pip install fa3-fwd (which serves no paged cache: take tokenspeed-fa3 instead)",
     probe="attn_cuda._vendor.fa3_fwd:probe",
 )
 

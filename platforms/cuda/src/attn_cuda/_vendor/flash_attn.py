@@ -14,7 +14,7 @@ SPEC = VendorSpec(
     name="flash_attn",
     distributions=("flash-attn",),
     module="flash_attn.flash_attn_interface",
-    install='pip install "attn-cuda[fa2]"',
+    install="pip install flash-attn",
     probe="attn_cuda._vendor.flash_attn:probe",
 )
 

@@ -24,7 +24,7 @@ SPEC = VendorSpec(
     name="flash_attn_3",
     distributions=("tokenspeed-fa3", "flash-attn-3"),
     module="flash_attn_interface",
-    install='pip install "attn-cuda[fa3]"',
+    install="pip install tokenspeed-fa3",
     probe="attn_cuda._vendor.flash_attn_3:probe",
 )
 

@@ -20,7 +20,7 @@ SPEC = VendorSpec(
     name="flash_attn_4",
     distributions=("flash-attn-4",),
     module="flash_attn.cute",
-    install='pip install "attn-cuda[fa4]"',
+    install="pip install --pre flash-attn-4",
     probe="attn_cuda._vendor.flash_attn_4:probe",
 )
 

@@ -23,7 +23,7 @@ SPEC = VendorSpec(
     name="flashinfer",
     distributions=("flashinfer-python",),
     module="flashinfer",
-    install='pip install "attn-cuda[flashinfer]"',
+    install="pip install flashinfer-python",
     probe="attn_cuda._vendor.flashinfer:probe",
 )
 
