@@ -36,6 +36,8 @@ FILES = {
     "cuda/tests/stubs/flashinfer/flashinfer/__init__.py": (FLASHINFER, "flashinfer"),
     "rocm/tests/stubs/aiter_0_1_7/aiter/ops/mha.py": (AITER_0_1_7, "aiter.ops.mha"),
     "rocm/tests/stubs/aiter_head/aiter/ops/mha.py": (AITER_HEAD, "aiter.ops.mha"),
+    "rocm/tests/stubs/aiter_0_1_7/aiter/ops/attention.py": (AITER_0_1_7, "aiter.ops.attention"),
+    "rocm/tests/stubs/aiter_head/aiter/ops/attention.py": (AITER_HEAD, "aiter.ops.attention"),
     "rocm/tests/stubs/aiter_0_1_7/aiter/ops/triton/unified_attention.py": (
         AITER_0_1_7,
         "aiter.ops.triton.unified_attention",

@@ -69,7 +69,7 @@ PAGED: dict[str, tuple[VendorStub, str, str, int, dict[str, Any]]] = {
         AITER_0_1_7,
         "aiter",
         "flash_attn_varlen_func",
-        16,
+        128,
         {
             "cu_seqlens_q": int32(0, 2),
             "cu_seqlens_k": int32(0, 3),

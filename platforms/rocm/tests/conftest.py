@@ -12,6 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+_HERE = str(Path(__file__).parent)
+if _HERE not in sys.path:  # for what the tests share, whatever the import mode
+    sys.path.insert(0, _HERE)
+
 STUBS = Path(__file__).parent / "stubs"
 
 InstallStub = Callable[..., None]

@@ -172,9 +172,12 @@ def test_once_torch_runs_hip_its_list_counts(tmp_path: Path, device_folder: Path
 def test_candidates_of_devices_that_are_not_here(phase: Phase) -> None:
     found = RocmPlatform().candidates(request(phase), simulated("gfx1201", 12, 0))
     assert [candidate.name for candidate in found] == [
+        "ROCM_AITER_FA",
+        "ROCM_AITER_UNIFIED_ATTN",
         "TRITON_ATTN",
         "TORCH_SDPA",
         "FLEX_ATTENTION",
+        "ROCM_ATTN",
     ]
 
 

@@ -61,6 +61,7 @@ def test_aiters_repository_is_ahead_of_its_wheel(install_stub: InstallStub) -> N
         "flash_attn_varlen_func.sink_ptr",
         "mha_batch_prefill_func.kv_last_page_lens",
         "mha_batch_prefill_func.block_table",
+        "mha_batch_prefill_func.seqlen_k",
         "mla_decode_fwd.page_size",
         "mla_decode_fwd.return_lse",
         "unified_attention.q_scales",
