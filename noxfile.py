@@ -171,7 +171,7 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """vLLM's engine generates on attn's backends what it does on its own; outside `tests`."""
+    """The engine of vLLM generates on attn's backends what it does on its own; not in `tests`."""
     install(session, *closure(["attn-vllm", "attn-cpu", "attn-transformers"]))
     session.install("--quiet", "--no-deps", DEMO_MODEL)
     location = Path(session.create_tmp()) / "engine"

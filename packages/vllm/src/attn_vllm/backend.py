@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability, MultipleOf, Support
-from attn_shared.dtypes import KVCacheLayout
+from attn_shared.dtypes import KVCacheLayout, kv_storage_dtype
 from attn_shared.errors import AttnError
-from attn_shared.kv_cache import FullAttentionSpec, kv_storage_dtype
+from attn_shared.kv_cache import FullAttentionSpec
 from attn_shared.request import AttentionRequest, window_of
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_vllm.layers import choose
@@ -57,7 +58,7 @@ class BackendAdapter:
         if name is None:
             return None
         facts = selector.device_facts(cls.device())
-        backend = selector.registry.load(name)
+        backend: type[AttentionBackend] = selector.registry.load(name)
         return backend.capability(facts, selector.inventory(facts))
 
     @classmethod
@@ -208,10 +209,10 @@ _FLAGS = {
 
 def _request_of(asked: dict[str, Any]) -> AttentionRequest:
     """Return vLLM's selector configuration as a request; it has no counts of heads."""
-    options = {ours: True for theirs, ours in _FLAGS.items() if asked.get(theirs)}
+    options: dict[str, Any] = {ours: True for theirs, ours in _FLAGS.items() if asked.get(theirs)}
     if asked.get("has_sliding_window"):
         options["window"] = window_of(1)  # of what width, vLLM does not say here
-    attn_type = asked.get("attn_type") or "decoder"
+    attn_type: Any = asked.get("attn_type") or "decoder"
     return AttentionRequest(
         num_heads=1,
         num_kv_heads=1,
