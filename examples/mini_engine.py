@@ -135,8 +135,8 @@ class Engine:
 
 def main() -> None:
     """Answer five requests, three of which begin alike; they come while others run."""
-    engine, prefix = Engine(Model(), num_blocks=64), list(range(1, 41))
-    prompts, requests = [[*prefix, 5], [7, 8], [*prefix, 6], [*prefix, 5, 4], [3] * 70], []
+    engine, requests, prefix = Engine(Model(), num_blocks=64), list[Request](), list(range(1, 41))
+    prompts = [[*prefix, 5], [7, 8, 9], [*prefix, 6], [*prefix, 5, 4], [3] * 70]
     while engine.running or len(requests) < len(prompts):
         if len(requests) < len(prompts):
             requests.append(engine.add(prompts[len(requests)], max_new=8))
