@@ -142,6 +142,7 @@ def test_layers_of_two_kinds_share_a_group(engine: StandIn) -> None:
             value,
             AttentionOptions(scale=SCALE, window=(window, 0 if window else None)),
             query_start_loc=source.query_start_loc,
+            causal=True,
         )
         torch.testing.assert_close(output.double(), exact.output, rtol=1e-5, atol=1e-5)
 

@@ -9,6 +9,7 @@ from attn_conformance.rules import (
     batches,
     builder,
     cache,
+    field_cases,
     generated,
     graphs,
     heads,
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *lse.RULES,
     *quantised.RULES,
     *batches.RULES,
+    *field_cases.RULES,
     *graphs.RULES,
     *generated.RULES,
 )

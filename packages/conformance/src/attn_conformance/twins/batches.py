@@ -79,6 +79,17 @@ class FirstSixteenRequests(Twin):
             return result
 
 
+class ThousandKeys(Twin):
+    """Leaves out keys past the first 1024, which no small batch has."""
+
+    breaks = ("field_cases",)
+
+    class impl(ByRequest):
+        def attend_one(self, call: ReferenceCall, request: OneRequest) -> ReferenceResult:
+            slots = self.slots(call, request)[:1024]
+            return self.attend_to(call, request, slots, self.positions(request))
+
+
 class SplitsByCompany(Twin):
     """Rounds another way in a larger batch, since it is split otherwise, and says it does not."""
 
@@ -171,6 +182,7 @@ TWINS: tuple[type[Twin], ...] = (
     DemandsOrder,
     DraftsAsOneToken,
     FirstSixteenRequests,
+    ThousandKeys,
     SplitsByCompany,
     RowsByPlace,
     PrefixTwice,
