@@ -9,6 +9,11 @@ from types import ModuleType
 
 import pytest
 
+from attn_conformance.stubs.modules import VendorStub, stub_vendor
+from attn_conformance.stubs.vendors.fa3_fwd import FA3_FWD
+from attn_conformance.stubs.vendors.flash_attn_2 import FLASH_ATTN_2
+from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3
+from attn_conformance.stubs.vendors.flash_attn_4 import FLASH_ATTN_4
 from attn_cuda._vendor import (
     fa3_fwd,
     flash_attn,
@@ -27,24 +32,18 @@ from attn_shared.inventory import VendorBuild, VendorEntry, VendorStatus, probe,
 InstallStub = Callable[..., None]
 SPECS = CudaPlatform().vendor_specs()
 
-# name, distribution, version, stub, base of the LSE, arguments that it has, and has not
-RELEASES = [
+# name, stub with the release's signatures, arguments that it has, and has not
+STUBBED = [
     pytest.param(
         "flash_attn",
-        "flash-attn",
-        "2.8.3",
-        "flash_attn",
-        "e",
+        FLASH_ATTN_2,
         {"flash_attn_varlen_func.block_table", "flash_attn_with_kvcache.softcap"},
         {"flash_attn_varlen_func.seqused_k", "flash_attn_varlen_func.out"},
         id="flash-attn",
     ),
     pytest.param(
         "flash_attn_3",
-        "tokenspeed-fa3",
-        "3.0.0.post20260810",
-        "tokenspeed_fa3",
-        "e",
+        FLASH_ATTN_3,
         {
             "flash_attn_with_kvcache.page_table",
             "flash_attn_with_kvcache.sinks",
@@ -56,28 +55,25 @@ RELEASES = [
     ),
     pytest.param(
         "fa3_fwd",
-        "fa3-fwd",
-        "0.0.3",
-        "fa3_fwd",
-        "e",
+        FA3_FWD,
         {"flash_attn_with_kvcache.scheduler_metadata"},
         {"flash_attn_with_kvcache.sinks"},
         id="fa3-fwd",
     ),
     pytest.param(
         "flash_attn_4",
-        "flash-attn-4",
-        "4.0.0b36",
-        "flash_attn_4",
-        "e",
+        FLASH_ATTN_4,
         {
             "flash_attn_varlen_func.page_table",
             "flash_attn_varlen_func.learnable_sink",
-            "flash_attn_combine.out",
         },
         {"flash_attn_varlen_func.out"},
         id="flash-attn-4",
     ),
+]
+
+# name, distribution, version, stub, base of the LSE, arguments that it has, and has not
+RELEASES = [
     pytest.param(
         "flashinfer",
         "flashinfer-python",
@@ -127,6 +123,21 @@ def build_of(entry: VendorEntry) -> VendorBuild:
     return entry.build
 
 
+@pytest.mark.parametrize(("name", "stub", "has", "has_not"), STUBBED)
+def test_a_build_of_flash_attention_is_found_and_described(
+    name: str, stub: VendorStub, has: set[str], has_not: set[str]
+) -> None:
+    with stub_vendor(stub):
+        assert scan(SPECS).get(name).status is VendorStatus.PRESENT
+        entry = look(name)
+    build = build_of(entry)
+    assert entry.status is VendorStatus.LOADED
+    assert (entry.distribution, entry.version) == (stub.distribution, stub.version)
+    assert build.kernel_lse_base == "e"
+    assert has <= build.optional_arguments
+    assert has_not.isdisjoint(build.optional_arguments)
+
+
 @pytest.mark.parametrize(
     ("name", "distribution", "version", "stub", "lse_base", "has", "has_not"), RELEASES
 )
@@ -166,32 +177,31 @@ def test_a_release_is_found_and_described(
     ],
 )
 def test_two_builds_of_flash_attention_3_are_told_apart_by_their_flags(
-    install_stub: InstallStub, flag: str, here: str, there: str
+    flag: str, here: str, there: str
 ) -> None:
-    install_stub("tokenspeed-fa3", "3.0.0.post20260810", "tokenspeed_fa3")
-    install_stub("fa3-fwd", "0.0.3", "fa3_fwd")
-    assert build_of(look("flash_attn_3")).flag(flag) == here
-    assert build_of(look("fa3_fwd")).flag(flag) == there
+    with stub_vendor(FLASH_ATTN_3, FA3_FWD):
+        assert build_of(look("flash_attn_3")).flag(flag) == here
+        assert build_of(look("fa3_fwd")).flag(flag) == there
 
 
 def test_a_build_of_flash_attention_3_without_a_configuration_has_no_flags(
-    install_stub: InstallStub, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install_stub("tokenspeed-fa3", "3.0.0", "tokenspeed_fa3")
-    monkeypatch.setitem(sys.modules, "flash_attn_config", None)
-    assert build_of(look("flash_attn_3")).flags == ()
+    with stub_vendor(FLASH_ATTN_3):
+        monkeypatch.setitem(sys.modules, "flash_attn_config", None)
+        assert build_of(look("flash_attn_3")).flags == ()
 
 
-def test_flash_attention_4_alone_is_not_flash_attention_2(install_stub: InstallStub) -> None:
-    install_stub("flash-attn-4", "4.0.0b36", "flash_attn_4")
-    assert look("flash_attn").status is VendorStatus.ABSENT
-    assert look("flash_attn_4").status is VendorStatus.LOADED
+def test_flash_attention_4_alone_is_not_flash_attention_2() -> None:
+    with stub_vendor(FLASH_ATTN_4):
+        assert look("flash_attn").status is VendorStatus.ABSENT
+        assert look("flash_attn_4").status is VendorStatus.LOADED
 
 
-def test_flash_attention_4_reports_its_compiler(install_stub: InstallStub) -> None:
-    install_stub("flash-attn-4", "4.0.0b36", "flash_attn_4")
-    install_stub("nvidia-cutlass-dsl", "4.8.1")
-    assert build_of(look("flash_attn_4")).flag("cutlass_dsl") == "4.8.1"
+def test_flash_attention_4_reports_its_compiler() -> None:
+    compiler = VendorStub(distribution="nvidia-cutlass-dsl", version="4.8.1", modules={})
+    with stub_vendor(FLASH_ATTN_4, compiler):
+        assert build_of(look("flash_attn_4")).flag("cutlass_dsl") == "4.8.1"
 
 
 def test_flash_mla_reports_its_second_set_of_kernels(install_stub: InstallStub) -> None:
