@@ -150,6 +150,21 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
 
 MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="FLASH_ATTN",
+        priority=PriorityBand.PERFORMANT,
+        provenance=_VENDORS_LATENTS,
+    ),
+    Rank(
+        name="TRTLLM_RAGGED",
+        priority=PriorityBand.PERFORMANT - 10,
+        provenance=f"{_VENDORS_LATENTS}; a few widths",
+    ),
+    Rank(
+        name="FLASHINFER",
+        priority=PriorityBand.PERFORMANT - 20,
+        provenance=f"{_VENDORS_LATENTS}; one set of widths, and planned on the host",
+    ),
+    Rank(
         name="TORCH_SDPA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; on torch alone, behind every kernel of its own",

@@ -15,7 +15,7 @@ from typing import Any
 
 from attn_shared.probing import import_library, require
 
-__all__ = ["Interface", "interface"]
+__all__ = ["Interface", "interface", "ragged"]
 
 _HINT = "too old; pip install -U flashinfer-python"
 
@@ -56,6 +56,18 @@ def interface() -> Interface:
         trtllm_arguments=_arguments(trtllm),
         has_natural_lse="return_lse_base_on_e" in _arguments(wrapper.run),
     )
+
+
+def ragged() -> Callable[..., Any]:
+    """Return trtllm-gen's prefill over keys that come with the call.
+
+    Raises:
+        ImportError: with the library's own words, or it has none.
+    """
+    found: Callable[..., Any] = require(
+        import_library("flashinfer.prefill"), "trtllm_ragged_attention_deepseek", _HINT
+    )
+    return found
 
 
 def _arguments(function: Callable[..., Any] | None) -> frozenset[str]:

@@ -22,6 +22,7 @@ from attn_conformance.stubs.modules import VendorStub
 from attn_conformance.stubs.planned import with_signature
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
+from attn_conformance.stubs.varlen import Roles, VarlenFunction
 from attn_conformance.stubs.vendors.flashinfer import FLASHINFER, FLASHINFER_0_6_13
 
 __all__ = ["FLASHINFER_MLA_0_6", "FLASHINFER_MLA_0_7"]
@@ -233,6 +234,19 @@ def _csr(qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: T
     )
 
 
+def _ragged_widths(arguments: Arguments) -> None:
+    """Its kernels are for three sets of widths; values and the scale of values are plain."""
+    name = "trtllm_ragged_attention_deepseek"
+    found = tuple(arguments[part].shape[-1] for part in ("query", "key", "value"))
+    if found not in ((192, 192, 128), (128, 128, 128), (256, 256, 256)):
+        raise AssertionError(f"Unsupported head dimensions: {found}")
+    is_plain = arguments["bmm2_scale"] == 1.0 and arguments["window_left"] == -1
+    refuse_unless(is_plain, name, "bmm2_scale and window_left are not computed")
+    refuse_unless(arguments["value"].is_contiguous(), name, "value must be contiguous")
+    is_right = arguments["batch_size"] == len(arguments["seq_lens"])
+    refuse_unless(is_right, name, "batch_size is not that of seq_lens")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Trtllm:
     """trtllm_batch_decode_with_kv_cache_mla by trtllm-gen, on 10.x."""
@@ -296,6 +310,42 @@ class _Trtllm:
         return output, call.lse(result, form)
 
 
+_RAGGED = VarlenFunction(
+    signature=VendorSignature(
+        name="trtllm_ragged_attention_deepseek",
+        parameters=(
+            "query, key, value, workspace_buffer, seq_lens, max_q_len, max_kv_len, bmm1_scale, "
+            "bmm2_scale, o_sf_scale, batch_size, window_left, cum_seq_lens_q, cum_seq_lens_kv, "
+            "enable_pdl, is_causal, return_lse, attention_sinks=None, "
+            "skip_softmax_threshold_scale_factor=None, out=None, lse=None, "
+            "sage_attn_sfs=(None, None, None, None), num_elts_per_sage_attn_blk=(0, 0, 0, 0), "
+            "backend='trtllm-gen'"
+        ),
+        returns="out; with return_lse out and LSE (T, Hq)",
+    ),
+    roles=Roles(
+        query="query",
+        key="key",
+        value="value",
+        out="out",
+        query_starts="cum_seq_lens_q",
+        key_starts="cum_seq_lens_kv",
+        key_lens="seq_lens",
+        max_query_len="max_q_len",
+        max_key_len="max_kv_len",
+        scale="bmm1_scale",
+        causal="is_causal",
+        window="",
+        softcap="",
+        lse_flag="return_lse",
+    ),
+    limits=Limits(head_size_multiple=64, head_size_max=256),
+    lse=LseForm(base="2", layout="TH"),
+    rules=(_ragged_widths,),
+    needs_positive_scale=True,
+)
+
+
 def _stub(base: VendorStub, *, takes_one: bool) -> VendorStub:
     module: dict[str, object] = {
         _CLASS: _Wrapper(takes_one=takes_one),
@@ -303,7 +353,11 @@ def _stub(base: VendorStub, *, takes_one: bool) -> VendorStub:
     }
     if takes_one:
         module["MLAPlanMetadata"] = SimpleNamespace(csr=_csr)
-    return replace(base, modules={**base.modules, "flashinfer.mla": module})
+    prefill = {**base.modules.get("flashinfer.prefill", {}), _RAGGED.signature.name: _RAGGED}
+    return replace(
+        base,
+        modules={**base.modules, "flashinfer.mla": module, "flashinfer.prefill": prefill},
+    )
 
 
 FLASHINFER_MLA_0_6 = _stub(FLASHINFER_0_6_13, takes_one=False)
