@@ -162,7 +162,7 @@ def test_values_wider_than_keys_cannot_be_padded() -> None:
     dims = MLADims(qk_nope_head_dim=64, v_head_dim=256)
     (reason,) = capability.check(prefill_request(latent_request(dims)), preset("a100"))
     assert (reason.code, reason.value) == ("head_size_v", "256")
-    assert reason.allowed == "128, as head_size"
+    assert reason.allowed == "flash_attn: 128, as head_size"
 
 
 def test_nothing_is_built_before_the_library_is_loaded() -> None:
