@@ -135,6 +135,7 @@ class FlashInfer(ReferenceBackend):
             self.plan(wrapper, call)
             views, count = self.views(call), call.common.num_actual_tokens
             out, lse = wrapper.run(call.query[:count], (views.key, views.value), return_lse=True)
+            lse = lse.masked_fill(lse == -5e4, -math.inf)
             rows = torch.arange(count)
             padded = out.new_zeros((len(call.query), *out.shape[1:])).index_copy(0, rows, out)
             natural = lse.new_zeros((len(call.query), lse.shape[1])).index_copy(0, rows, lse)

@@ -144,7 +144,7 @@ def test_decode_has_one_row_for_each_request(library: Any) -> None:
 
     # Three keys, none, and five.
     assert out[:, 0, 0].tolist() == [2.0, 0.0, 3.0]
-    assert lse.flatten().tolist() == pytest.approx([math.log2(3), -math.inf, math.log2(5)])
+    assert lse.flatten().tolist() == pytest.approx([math.log2(3), -5e4, math.log2(5)])
 
 
 def test_ragged_keys_come_with_the_call(library: Any) -> None:
@@ -227,3 +227,135 @@ def test_calls_of_methods_are_recorded(prefill: Any, recorder: Recorder) -> None
     ]
     assert recorder.calls[1].arguments["window_left"] == -1
     assert "window_left" not in recorder.calls[1].given
+
+
+def decode_plan() -> dict[str, Any]:
+    """One row over six keys, which lie in blocks 2 and 1."""
+    return {
+        "indptr": int32(0, 2),
+        "indices": int32(2, 1),
+        "last_page_len": int32(2),
+        "num_qo_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 64,
+        "page_size": PAGE,
+        "q_data_type": torch.bfloat16,
+    }
+
+
+@pytest.mark.parametrize("on_tensor_cores", [False, True])
+def test_kernels_that_sum_rounded_weights_have_another_lse(
+    library: Any, on_tensor_cores: bool
+) -> None:
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+        torch.zeros(8), use_tensor_cores=on_tensor_cores
+    )
+    wrapper.plan(**decode_plan())
+
+    _, bits = wrapper.run(query(1), cache(), return_lse=True)
+
+    assert (abs(float(bits) - math.log2(6)) > 5e-4) is on_tensor_cores
+
+
+def graph_wrapper(library: Any, **buffers: Any) -> Any:
+    return library.BatchDecodeWithPagedKVCacheWrapper(
+        torch.zeros(8),
+        use_cuda_graph=True,
+        **{
+            "paged_kv_indptr_buffer": int32(0, 0),
+            "paged_kv_indices_buffer": int32(0, 0, 0),
+            "paged_kv_last_page_len_buffer": int32(0),
+            **buffers,
+        },
+    )
+
+
+def test_a_wrapper_for_graphs_copies_into_its_buffers(library: Any) -> None:
+    indices = int32(0, 0, 9)
+    wrapper = graph_wrapper(library, paged_kv_indices_buffer=indices)
+    wrapper.plan(**decode_plan())
+
+    assert indices.tolist() == [2, 1, 9]
+    assert wrapper.run(query(1), cache())[0, 0, 0] == 3.5
+
+
+@pytest.mark.parametrize(
+    ("buffers", "words"),
+    [
+        ({"paged_kv_indices_buffer": None}, "should be a torch.Tensor in cudagraph mode"),
+        ({"paged_kv_indices_buffer": int32(0)}, "indices has 2 entries, .*indices_buffer 1"),
+        ({"paged_kv_indptr_buffer": int32(0, 0, 0)}, "indptr has 2 entries, .*indptr_buffer 3"),
+    ],
+    ids=["missing", "small", "batch"],
+)
+def test_a_wrapper_for_graphs_refuses(library: Any, buffers: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        graph_wrapper(library, **buffers).plan(**decode_plan())
+
+
+def test_sinks_are_dropped_as_the_library_drops_them(prefill: Any) -> None:
+    prefill.plan(**prefill_plan())
+    out = prefill.run(query(), cache(), sinks=torch.zeros(1))
+    assert out[:, 0, 0].tolist() == [3.0, 3.5]
+
+
+def test_two_levels_are_merged(library: Any) -> None:
+    """Block 2 for both requests, then block 1: keys 1 to 5 for the first, 1 to 6 for the other."""
+    wrapper = library.MultiLevelCascadeAttentionWrapper(2, torch.zeros(8))
+    wrapper.plan(
+        qo_indptr_arr=[int32(0, 2), int32(0, 1, 2)],
+        paged_kv_indptr_arr=[int32(0, 1), int32(0, 1, 2)],
+        paged_kv_indices_arr=[int32(2), int32(1, 1)],
+        paged_kv_last_page_len=[int32(4), int32(1, 2)],
+        num_qo_heads=1,
+        num_kv_heads=1,
+        head_dim=64,
+        page_size=PAGE,
+        causal=True,
+        q_data_type=torch.bfloat16,
+    )
+
+    assert wrapper.run(query(), cache())[:, 0, 0].tolist() == [3.0, 3.5]
+
+
+def trtllm_decode(library: Any, **changes: Any) -> Any:
+    function = importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache
+    pages = 16
+    value = (
+        torch.arange(2 * pages, dtype=torch.bfloat16).reshape(2, pages, 1, 1).expand(-1, -1, 1, 64)
+    )
+    arguments = {
+        "query": query(1),
+        "kv_cache": (torch.zeros_like(value), value.contiguous()),
+        "workspace_buffer": torch.zeros(9 * 2**20, dtype=torch.uint8),
+        "block_tables": torch.tensor([[1, 0]], dtype=torch.int32),
+        "seq_lens": int32(17),
+        "max_seq_len": 32,
+        "kv_layout": "NHD",
+        "backend": "xqa",
+    }
+    return function(**{**arguments, **changes})
+
+
+def test_trtllm_reads_the_block_table(library: Any) -> None:
+    """Values 16 to 31, and then 0."""
+    assert trtllm_decode(library)[0, 0, 0] == round(sum(range(16, 32)) / 17 * 8) / 8
+    assert trtllm_decode(library, window_left=0)[0, 0, 0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"return_lse": True}, NotImplementedError, "does not support return_lse"),
+        ({"backend": "auto"}, NotComputedError, "backend='auto'"),
+        ({"workspace_buffer": torch.ones(9 * 2**20, dtype=torch.uint8)}, RuntimeError, "not zero"),
+        ({"seq_lens": torch.tensor([17])}, RuntimeError, "seq_lens must be int32"),
+        ({"query": query(2)}, RuntimeError, "query has 2 rows for 1 requests"),
+    ],
+    ids=["lse", "auto", "workspace", "int64", "rows"],
+)
+def test_trtllm_refuses(
+    library: Any, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        trtllm_decode(library, **changes)

@@ -92,23 +92,10 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
                 "approximate tanh.",
                 hint="select with needs_lse=True.",
             )
-        cache = self._cache(kv_cache, device)
         target = output
         if target is None or not (target.is_contiguous() and is_aligned(target)):
             target = query.new_empty(query.shape)
-        scales = (1.0, 1.0, 1.0) if self._scales is None else self._scales.of(layer)
-        call = Call(
-            query=aligned(query) if self._sign > 0 else query * self._sign,
-            cache=cache,
-            output=target,
-            lse=lse,
-            fresh=None if key is None or value is None else (key, value),
-            k_scale=scales[0],
-            v_scale=scales[1],
-            sinks=layer.sinks,
-            q_scale=scales[2],
-            cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
-        )
+        call = self._call(layer, query, key, value, kv_cache, target, lse)
         for part in metadata.parts:
             part.run(call)
         if output is None or target is output:
@@ -116,6 +103,32 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         rows = metadata.num_actual_tokens
         output[:rows].copy_(target[:rows])
         return output
+
+    def _call(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        output: Tensor,
+        lse: Tensor | None,
+    ) -> Call:
+        """Return the tensors as the kernels take them."""
+        cache = self._cache(kv_cache, query.device)
+        scales = (1.0, 1.0, 1.0) if self._scales is None else self._scales.of(layer)
+        return Call(
+            query=aligned(query) if self._sign > 0 else query * self._sign,
+            cache=cache,
+            output=output,
+            lse=lse,
+            fresh=None if key is None or value is None else (key, value),
+            k_scale=scales[0],
+            v_scale=scales[1],
+            q_scale=scales[2],
+            sinks=layer.sinks,
+            cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
+        )
 
     def _check_metadata(self, metadata: FlashInferMetadata) -> None:
         hint = f"build it with a {self.backend_name} builder that was given this layer."

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import PlanKey, group_key
 from attn_cuda._fi_pages import Pages, page_indices, pages_of, require_pages
 from attn_cuda._fi_parts import CascadePart, FreshPart, Part, PlannedPart
-from attn_cuda._fi_wrappers import Lease, Wrappers
+from attn_cuda._fi_rows import Rows, cut, keyless_rows, num_single_rows
+from attn_cuda._fi_wrappers import Lease, Wrappers, has_plain_decode, uses_tensor_cores
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
 from attn_shared.capability import Capability
 from attn_shared.cascade import use_cascade
@@ -27,7 +27,7 @@ from attn_shared.served import require_batch_served, require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton.portable import portable_for
 
-__all__ = ["FlashInferMetadata", "FlashInferMetadataBuilder", "Rows", "cut", "keyless_rows"]
+__all__ = ["FlashInferMetadata", "FlashInferMetadataBuilder"]
 
 _FEW_ROWS = 16
 """Up to here a request's rows are bound by memory, and the kernels "fa2", which split keys, serve
@@ -51,36 +51,6 @@ class FlashInferMetadata:
     device: torch.device
     num_actual_tokens: int
     parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """Requests in a row, as the host knows them.
-
-    Attributes:
-        query_start_loc: (B + 1,) int32 on the host, from 0.
-        seq_lens: (B,) int32 on the host.
-        block_table: (B, M) int32 on the device.
-        device_lens: (B,) int32 on the device, as `seq_lens`.
-        first: the step's row where they begin.
-        num_tokens: rows.
-        max_query_len: of the longest.
-        causal: bottom-right aligned.
-    """
-
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    block_table: Tensor
-    device_lens: Tensor
-    first: int
-    num_tokens: int
-    max_query_len: int
-    causal: bool
-
-    @property
-    def last(self) -> int:
-        """The step's row behind them."""
-        return self.first + self.num_tokens
 
 
 class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
@@ -224,8 +194,24 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         return head, (cut(rows, count, None) if count < rows.num_tokens else None)
 
     def _decode(self, rows: Rows) -> Part:
+        size = len(rows.seq_lens)
         pages = pages_of(rows.seq_lens, self._block_size)
-        lease = self._decode_lease(len(rows.seq_lens), pages)
+        on_tensor_cores = uses_tensor_cores(self._key)
+        if size in self._sizes:
+            lease = self._captured_lease(size, pages)
+        else:
+            lease = self._wrappers.decode(on_tensor_cores=on_tensor_cores)
+        has_lse = not on_tensor_cores and size not in self._sizes
+        with_lse = None if has_lse else cache(partial(self._decode_with_lse, rows, pages))
+        return self._planned_decode(rows, pages, lease, with_lse)
+
+    def _planned_decode(
+        self,
+        rows: Rows,
+        pages: Pages,
+        lease: Lease,
+        with_lse: Callable[[], PlannedPart] | None = None,
+    ) -> PlannedPart:
         lease.planner.plan(
             indptr=pages.starts,
             indices=page_indices(rows.block_table, pages),
@@ -235,11 +221,40 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             page_size=self._block_size,
             **self._key.options(),
         )
-        return PlannedPart(lease=lease, first=rows.first, last=rows.last)
+        return PlannedPart(
+            lease=lease,
+            first=rows.first,
+            last=rows.last,
+            keyless=None if with_lse is not None else keyless_rows(rows),
+            with_lse=with_lse,
+        )
 
-    def _decode_lease(self, size: int, pages: Pages) -> Lease:
-        if size not in self._sizes:
-            return self._wrappers.decode()
+    def _decode_with_lse(self, rows: Rows, pages: Pages) -> PlannedPart:
+        """Plan the decode whose LSE is right: that without tensor cores, and outside graphs."""
+        self._require_lse(rows)
+        return self._planned_decode(rows, pages, self._wrappers.decode(on_tensor_cores=False))
+
+    def _require_lse(self, rows: Rows) -> None:
+        """Refuse an LSE of kernels that have none, and one that a graph would hold.
+
+        Raises:
+            UnsupportedOptionError: as said.
+        """
+        name = self.backend_name
+        if rows.block_table.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedOptionError(
+                f"lse is given while a graph is captured; {name} plans it for each step anew.",
+                hint="call it outside of graphs, or select another backend with needs_lse=True.",
+            )
+        if self._loaded.major != 9 or not has_plain_decode(self._key):
+            raise UnsupportedOptionError(
+                f"lse is given, and {name} has none of {self._key.num_heads} heads over "
+                f"{self._key.num_kv_heads} in a cache of {self._key.kv_dtype} on "
+                f"{self._loaded.device.arch}.",
+                hint="select with needs_lse=True, which says why.",
+            )
+
+    def _captured_lease(self, size: int, pages: Pages) -> Lease:
         lease = self._wrappers.captured(size, self._most_pages)
         if pages.count > self._wrappers.held_pages:
             raise MetadataError.for_argument(
@@ -272,18 +287,15 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         return bool((rows.seq_lens == rows.query_start_loc.diff()).all())
 
     def _kernels(self, rows: Rows) -> str:
-        """Return the family of kernels: Hopper's own where rows are many and the cache is plain.
-
-        A window over rows without a causal mask is left to the older family, whose mask is written
-        out by position.
-        """
-        is_plain = not self._key.is_quantized and (rows.causal or self._key.window_left < 0)
+        """Return the family of kernels: Hopper's own where rows are many and the cache is plain."""
         is_many = rows.num_tokens > _FEW_ROWS * len(rows.seq_lens)
-        return "fa3" if self._loaded.major == 9 and is_plain and is_many else "fa2"
+        is_hoppers = self._loaded.major == 9 and not self._key.is_quantized
+        return "fa3" if is_hoppers and is_many else "fa2"
 
-    def _paged(self, rows: Rows) -> PlannedPart:
+    def _paged(self, rows: Rows, kernels: str = "") -> PlannedPart:
+        kernels = kernels or self._kernels(rows)
         pages = pages_of(rows.seq_lens, self._block_size)
-        lease = self._wrappers.prefill(self._kernels(rows))
+        lease = self._wrappers.prefill(kernels)
         lease.planner.plan(
             qo_indptr=rows.query_start_loc,
             paged_kv_indptr=pages.starts,
@@ -296,8 +308,17 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             **self._key.options(),
         )
         return PlannedPart(
-            lease=lease, first=rows.first, last=rows.last, keyless=keyless_rows(rows)
+            lease=lease,
+            first=rows.first,
+            last=rows.last,
+            keyless=keyless_rows(rows),
+            with_lse=None if kernels == "fa3" else cache(partial(self._paged_with_lse, rows)),
         )
+
+    def _paged_with_lse(self, rows: Rows) -> PlannedPart:
+        """Plan the prefill whose LSE is right: Hopper's own."""
+        self._require_lse(rows)
+        return self._paged(rows, "fa3")
 
     def _cascade(self, length: int, rows: Rows) -> Part:
         """Cut a batch into the prefix, one request of all rows, and what follows it."""
@@ -331,9 +352,18 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         return CascadePart(
             lease=self._planned_levels(prefix, suffix),
             num_tokens=rows.num_tokens,
-            apart=cache(lambda: (self._paged(prefix), self._paged(suffix))),
+            apart=cache(partial(self._levels_apart, prefix, suffix)),
             merge=self._portable.merge,
         )
+
+    def _levels_apart(
+        self, prefix: Rows, suffix: Rows, has_lse: bool
+    ) -> tuple[PlannedPart, PlannedPart]:
+        """Return both levels as parts; to merge outputs alone a rounded LSE is enough."""
+        if has_lse:
+            return self._paged_with_lse(prefix), self._paged_with_lse(suffix)
+        first, second = self._paged(prefix), self._paged(suffix)
+        return replace(first, with_lse=None), replace(second, with_lse=None)
 
     def _planned_levels(self, prefix: Rows, suffix: Rows) -> Lease:
         levels = (prefix, suffix)
@@ -353,45 +383,3 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             **self._key.options(),
         )
         return lease
-
-
-def num_single_rows(rows: Rows) -> int:
-    """Return how many leading requests have one row each."""
-    if rows.max_query_len == 1 and rows.num_tokens == len(rows.seq_lens):
-        return rows.num_tokens
-    return int((rows.query_start_loc.diff() == 1).long().cumprod(0).sum())
-
-
-def cut(rows: Rows, start: int, stop: int | None) -> Rows:
-    """Return some of the requests."""
-    if start == 0 and stop == len(rows.seq_lens):
-        return rows
-    starts = rows.query_start_loc[start : None if stop is None else stop + 1]
-    first, last = int(starts[0]), int(starts[-1])
-    lens = starts.diff()
-    return Rows(
-        query_start_loc=starts - first if first else starts,
-        seq_lens=rows.seq_lens[start:stop],
-        block_table=rows.block_table[start:stop],
-        device_lens=rows.device_lens[start:stop],
-        first=rows.first + first,
-        num_tokens=last - first,
-        max_query_len=int(lens.max()) if len(lens) else 0,
-        causal=rows.causal,
-    )
-
-
-def keyless_rows(rows: Rows) -> Tensor | None:
-    """Return (n,) int64 on the device: rows, from the part's first, that see no key."""
-    query_lens = rows.query_start_loc.diff()
-    if rows.causal:
-        missing = (query_lens - rows.seq_lens).clamp_(min=0)
-    else:
-        missing = torch.where(rows.seq_lens == 0, query_lens, 0)
-    if not bool(missing.any()):
-        return None
-    places = [
-        torch.arange(start, start + count)
-        for start, count in zip(rows.query_start_loc.tolist(), missing.tolist(), strict=False)
-    ]
-    return torch.cat(places).to(rows.block_table.device, non_blocking=True)

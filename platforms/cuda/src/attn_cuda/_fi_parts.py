@@ -47,17 +47,22 @@ class PlannedPart:
     Attributes:
         lease: the wrapper, planned.
         first, last: rows of the step, the last excluded.
-        keyless: (n,) int64: rows among them that see no key, which some kernels leave unwritten;
-            None where there are none.
+        keyless: (n,) int64: rows among them that see no key, which some kernels leave unwritten,
+            and whose LSE they write as a finite number; None where there are none.
+        with_lse: makes the part of the same rows whose kernels have the LSE; None: these have it.
     """
 
     lease: Lease
     first: int
     last: int
     keyless: Tensor | None = None
+    with_lse: Callable[[], PlannedPart] | None = None
 
     def run(self, call: Call) -> None:
         """Run the wrapper."""
+        if call.lse is not None and self.with_lse is not None:
+            self.with_lse().run(call)
+            return
         planner = self.lease.planner
         options: dict[str, Any] = {}
         if call.k_scale != 1.0 or call.v_scale != 1.0:
@@ -121,14 +126,14 @@ class CascadePart:
     Attributes:
         lease: the wrapper of two levels, planned.
         num_tokens: rows.
-        apart: makes the two levels as parts of their own, where the LSE or scales are asked for,
-            which the wrapper of two levels does not give.
+        apart: makes the two levels as parts of their own, where the LSE (True) or scales are asked
+            for, which the wrapper of two levels does not give.
         merge: as `attn_shared.merge.merge_attn_states`.
     """
 
     lease: Lease
     num_tokens: int
-    apart: Callable[[], tuple[PlannedPart, PlannedPart]]
+    apart: Callable[[bool], tuple[PlannedPart, PlannedPart]]
     merge: Callable[..., tuple[Tensor, Tensor]]
 
     def run(self, call: Call) -> None:
@@ -139,7 +144,7 @@ class CascadePart:
             wrapper = self.lease.planner.wrapper
             output.copy_(wrapper.run(q=query, paged_kv_cache=call.cache))
             return
-        sides = [self._side(part, call, output) for part in self.apart()]
+        sides = [self._side(part, call, output) for part in self.apart(call.lse is not None)]
         merged, lse = self.merge(*sides[0], *sides[1])
         output.copy_(merged)
         if call.lse is not None:

@@ -44,10 +44,10 @@ def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
         dcp=Support.NO,
         fp8_products=True,
         rules=(
-            *(rule for rule in own.rules if rule.name != "flashinfer_softcap_lse"),
+            *(rule for rule in own.rules if rule.name != "flashinfer_lse"),
             _page_size_rule(is_blackwell),
             Rule(name="trtllm_nvfp4", check=_nvfp4),
-            Rule(name="trtllm_non_causal_sinks", check=_non_causal_sinks),
+            Rule(name="trtllm_non_causal", check=_non_causal),
             *((_cubins_rule(inventory),) if is_blackwell else ()),
         ),
     )
@@ -88,11 +88,12 @@ def _nvfp4(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
     return None
 
 
-def _non_causal_sinks(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-    """Refuse sinks for rows without a causal mask, which FLASHINFER's own kernels run."""
-    if not (request.has_sinks and request.non_causal):
+def _non_causal(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Refuse what rows without a causal mask lack, which FLASHINFER's own kernels run."""
+    if not request.non_causal or not (request.has_sinks or request.needs_lse):
         return None
-    return Reason(code="sink", value="True", allowed="False without a causal mask")
+    code = "sink" if request.has_sinks else "lse"
+    return Reason(code=code, value="True", allowed="False without a causal mask")
 
 
 def _cubins_rule(inventory: Inventory) -> Rule:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_direct import DirectPart, Keyless
-from attn_cuda._fi_metadata import FlashInferMetadataBuilder, Rows, cut, keyless_rows
+from attn_cuda._fi_metadata import FlashInferMetadataBuilder
 from attn_cuda._fi_parts import Part
+from attn_cuda._fi_rows import Rows, cut, keyless_rows
 from attn_cuda._fi_trtllm import DECODE, PREFILL, TrtllmCase, kernels_of, use_trtllm
 from attn_cuda._fi_trtllm_capability import NAME_TRTLLM, capability_trtllm
 from attn_cuda._vendor import flashinfer

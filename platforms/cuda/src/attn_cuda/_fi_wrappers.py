@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attn_cuda._fi_capability import LSE_GROUPS
 from attn_cuda._fi_key import PlanKey
 from attn_cuda._fi_loaded import Loaded
 from attn_cuda._vendor import flashinfer
@@ -24,6 +26,7 @@ __all__ = [
     "Lease",
     "Planner",
     "Wrappers",
+    "has_plain_decode",
     "shared_workspace",
     "uses_tensor_cores",
     "workspace_bytes",
@@ -49,6 +52,11 @@ def uses_tensor_cores(key: PlanKey) -> bool:
     none for fp8 caches that pays.
     """
     return key.is_quantized or key.group not in _PLAIN_GROUPS
+
+
+def has_plain_decode(key: PlanKey) -> bool:
+    """Whether there is a decode without tensor cores, which sums unrounded weights."""
+    return not key.is_quantized and key.group in LSE_GROUPS
 
 
 def workspace_bytes(key: PlanKey, num_compute_units: int, largest_capture: int = 0) -> int:
@@ -156,9 +164,10 @@ class Wrappers:
         self._captured: dict[int, Planner] = {}
         self._indices: Tensor | None = None
 
-    def decode(self) -> Lease:
+    def decode(self, *, on_tensor_cores: bool) -> Lease:
         """Return a wrapper for single queries."""
-        return self._lend("decode", self._decode_wrapper)
+        kind = "decode on tensor cores" if on_tensor_cores else "decode"
+        return self._lend(kind, partial(self._decode_wrapper, on_tensor_cores))
 
     def prefill(self, kernels: str) -> Lease:
         """Return a wrapper for queries over pages, by the kernels "fa2" or "fa3"."""
@@ -185,6 +194,7 @@ class Wrappers:
             if self._indices is None:
                 self._indices = self._ints(self._largest_capture * most_pages)
             wrapper = self._decode_wrapper(
+                uses_tensor_cores(self.key),
                 use_cuda_graph=True,
                 paged_kv_indptr_buffer=self._ints(size + 1),
                 paged_kv_indices_buffer=self._indices,
@@ -212,8 +222,7 @@ class Wrappers:
             if self._loaded.takes(f"{name}.run.{argument}")
         }
 
-    def _decode_wrapper(self, **buffers: Any) -> Any:
-        on_tensor_cores = uses_tensor_cores(self.key)
+    def _decode_wrapper(self, on_tensor_cores: bool, **buffers: Any) -> Any:
         return flashinfer.wrapper("decode")(
             self._scratch(),
             kv_layout=str(self.key.layout),

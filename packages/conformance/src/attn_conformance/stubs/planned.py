@@ -70,6 +70,8 @@ class PlannedWrapper:
         buffers: parameter of `plan` -> that of the constructor which brings the tensor that a
             captured graph reads it from.
         drops: parameters of `run` that it accepts and does not use.
+        rounds_lse: given the arguments of constructor and `plan`, whether the kernel that they mean
+            sums rounded weights, so that its LSE is off by as much as they are.
     """
 
     name: str
@@ -82,6 +84,7 @@ class PlannedWrapper:
     tuning: frozenset[str] = frozenset()
     buffers: Mapping[str, str] = field(default_factory=dict)
     drops: tuple[str, ...] = ()
+    rounds_lse: Callable[[Arguments], bool] = lambda arguments: False
 
     def function(self, recorder: Recorder) -> type[Any]:
         """Return what stands for the class; calls of its methods go to the recorder."""
@@ -168,6 +171,8 @@ class Plan:
         if not arguments.get("return_lse"):
             return output
         lse = call.lse(result, self._lse_form(arguments))
+        if self.wrapper.rounds_lse(self.arguments):
+            lse = lse + _ROUNDED
         return output, _delivered(name, "lse", arguments.get("lse"), lse)
 
     def attend(self, arguments: Arguments) -> tuple[KernelCall, ReferenceResult]:
@@ -260,6 +265,8 @@ class Plan:
             form = replace(form, layout="HT" if arguments["lse_layout"] == "HN" else "TH")
         return form
 
+
+_ROUNDED = 2.0**-10  # of an LSE whose weights were rounded to 8 bits
 
 _PLANNED = frozenset(
     {"causal", "is_causal", "sm_scale", "window_left", "logits_soft_cap", "head_dim_vo"}

@@ -5,6 +5,9 @@ The first runs on the machine whose figures are in docs/benchmarks; of the secon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from attn_conformance.stubs.attend import LseForm
@@ -17,7 +20,7 @@ from attn_conformance.stubs.trtllm import TrtllmCall
 
 __all__ = ["FLASHINFER", "FLASHINFER_0_6_13"]
 
-_LSE = LseForm(base="2", layout="TH")
+_LSE = LseForm(base="2", layout="TH", keyless=-5e4)  # what its kernels hold for infinity
 _LIMITS = Limits(
     cache_dtypes=(torch.float8_e4m3fn, torch.float8_e5m2),
     head_size_multiple=64,
@@ -38,6 +41,13 @@ _PREFILL, _RAGGED, _DECODE, _CASCADE = (
 )
 _CONTEXT_CALL = "trtllm_batch_context_with_kv_cache"
 _DECODE_CALL = "trtllm_batch_decode_with_kv_cache"
+
+
+def _rounds(arguments: Mapping[str, Any]) -> bool:
+    """Whether the kernels are of its family "fa2", as decode on tensor cores is."""
+    if "use_tensor_cores" in arguments:
+        return bool(arguments["use_tensor_cores"])
+    return bool(arguments["backend"] == "fa2")
 
 
 def _signature(name: str, *parameters: str, returns: str = "nothing") -> VendorSignature:
@@ -99,6 +109,7 @@ def _prefill(init: str, plan: str, lse: str, run: str) -> PlannedWrapper:
             "paged_kv_last_page_len": "paged_kv_last_page_len_buf",
         },
         drops=("sinks",),
+        rounds_lse=_rounds,
     )
 
 
@@ -139,6 +150,7 @@ def _ragged(init: str, plan: str, lse: str) -> PlannedWrapper:
         limits=_LIMITS,
         lse=_LSE,
         tuning=_TUNING,
+        rounds_lse=_rounds,
     )
 
 
@@ -182,6 +194,7 @@ def _decode(init: str, plan: str) -> PlannedWrapper:
             "last_page_len": "paged_kv_last_page_len_buffer",
         },
         drops=("sinks",),
+        rounds_lse=_rounds,
     )
 
 
