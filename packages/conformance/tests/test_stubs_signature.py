@@ -11,9 +11,6 @@ import pytest
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature, parse_parameters
 from attn_conformance.stubs.vendors.aiter import AITER_0_1_7, AITER_HEAD
-from attn_conformance.stubs.vendors.flash_attn_2 import FLASH_ATTN_2
-from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3
-from attn_conformance.stubs.vendors.flash_attn_4 import FLASH_ATTN_4
 from attn_conformance.stubs.vendors.flashinfer import FLASHINFER
 from attn_conformance.stubs.vendors.vllm_xpu_kernels import VLLM_XPU_KERNELS
 
@@ -21,18 +18,6 @@ PLATFORMS = Path(__file__).resolve().parents[3] / "platforms"
 SIGNATURE = VendorSignature(name="attend", parameters="q, k=1, *, scale=0.5", returns="out")
 
 FILES = {
-    "cuda/tests/stubs/flash_attn/flash_attn/flash_attn_interface.py": (
-        FLASH_ATTN_2,
-        "flash_attn.flash_attn_interface",
-    ),
-    "cuda/tests/stubs/tokenspeed_fa3/flash_attn_interface.py": (
-        FLASH_ATTN_3,
-        "flash_attn_interface",
-    ),
-    "cuda/tests/stubs/flash_attn_4/flash_attn/cute/interface.py": (
-        FLASH_ATTN_4,
-        "flash_attn.cute.interface",
-    ),
     "cuda/tests/stubs/flashinfer/flashinfer/__init__.py": (FLASHINFER, "flashinfer"),
     "rocm/tests/stubs/aiter_0_1_7/aiter/ops/mha.py": (AITER_0_1_7, "aiter.ops.mha"),
     "rocm/tests/stubs/aiter_head/aiter/ops/mha.py": (AITER_HEAD, "aiter.ops.mha"),
