@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from differences import Difference
-from recorded import CODES, NO_MODEL, Row, answer, device_of, request_of, rows
+from recorded import CODES, NO_MODEL, Row, answer, device_of, policy_of, request_of, rows
 
 if TYPE_CHECKING:
     from attn_shared.request import AttentionRequest
@@ -24,14 +24,12 @@ DECISIONS, FORCED = "decisions", "forced"
 
 def compare_decisions() -> Iterator[Difference]:
     """Compare every automatic selection."""
-    from attn_shared.selection import Policy
-
     for row in rows(DECISIONS):
         request = request_of(row["config"])
         if isinstance(request, str):
             yield Difference(file=DECISIONS, row=row, subject="request", code=NO_MODEL, side="here")
             continue
-        ours = answer(request, device_of(row), Policy())
+        ours = answer(request, device_of(row), policy_of(row))
         yield from _reasons(row, ours)
         yield from _missing(row)
         yield from _order(row, ours)
@@ -161,9 +159,21 @@ def compare_forced() -> Iterator[Difference]:
 
 
 def _forced(row: Row, name: str, request: AttentionRequest) -> Iterator[Difference]:
-    from attn_shared.selection import Policy
+    from attn_shared.errors import VendorMissingError
 
-    ours = answer(request, device_of(row), Policy(backend=name))
+    try:
+        ours = answer(request, device_of(row), policy_of(row, name))
+    except VendorMissingError as error:
+        yield Difference(
+            file=FORCED,
+            row=row,
+            subject=name,
+            code="library",
+            side="here",
+            here=error.message,
+            there=row["chosen"],
+        )
+        return
     here = {reason.code for reason in ours.verdict(name).reasons}
     if row.get("error") is None and row["chosen"] != row["config"]["backend"]:
         yield Difference(

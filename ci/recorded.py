@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from attn_shared.request import AttentionRequest
     from attn_shared.selection import Policy, Selection
 
-__all__ = ["CODES", "NO_MODEL", "Row", "answer", "device_of", "folder", "request_of", "rows"]
+__all__ = [
+    "CODES",
+    "NO_MODEL",
+    "Row",
+    "answer",
+    "device_of",
+    "folder",
+    "policy_of",
+    "request_of",
+    "rows",
+]
 
 Row = dict[str, Any]
 
@@ -97,6 +107,16 @@ def request_of(config: Row) -> AttentionRequest | str:
         flash_attn_version=config.get("flash_attn_version"),
         **heads,
     )
+
+
+def policy_of(row: Row, backend: str | None = None) -> Policy:
+    """The policy of a row: AITER counts as not installed where it was absent.
+
+    Where it was installed and its switch off it counts as installed: attn has no such switch.
+    """
+    from attn_shared.selection import Policy
+
+    return Policy(backend=backend, avoid=("aiter",) if row.get("aiter") == "absent" else ())
 
 
 def answer(request: AttentionRequest, device: DeviceFacts, policy: Policy) -> Selection:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from differences import Difference, Rule
 from flashinfer_rules import flashinfer_rules
 from mla_rules import mla_rules
+from rocm_rules import rocm_rules
 
 __all__ = ["selection_rules"]
 
@@ -32,6 +33,7 @@ def selection_rules() -> list[Rule]:
         *_flash_attn_builds(),
         *flashinfer_rules(),
         *_triton(),
+        *rocm_rules(),
         *_flex(),
         *_cpu(),
         *_xpu(),

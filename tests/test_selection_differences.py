@@ -20,6 +20,7 @@ MODULES = (
     "generate_differences",
     "recorded",
     "repository",
+    "rocm_rules",
     "selection_rules",
 )
 
