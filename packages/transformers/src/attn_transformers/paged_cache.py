@@ -164,8 +164,9 @@ class PagedCache(Cache):  # type: ignore[misc]
                 latent, rope = gather(key).squeeze(1), gather(value).squeeze(1)
                 attention.forward(own, latent, rope, cache, turn.plan, output)
             else:
-                new = (gather(key), gather(value)) if is_new else (None, None)
-                attention.forward(own, *new, cache, turn.plan, output)
+                new_key = gather(key) if is_new else None
+                new_value = gather(value) if is_new else None
+                attention.forward(own, new_key, new_value, cache, turn.plan, output)
         note.is_written = True
         return turn.queries.scatter(output)
 
