@@ -48,9 +48,10 @@ def check_agreement(name: str, copy: Copy, result: Any) -> None:
     """
     query, output = copy.query(), copy.tokens(result)
     lse = None if copy.lse is None else copy.lse(result)
-    if output.shape != query.shape:
+    wanted = (*query.shape[:2], copy.keys(0).value.shape[-1])
+    if output.shape != wanted:
         raise WrongResultError(
-            f"{name} returned a shape of {tuple(output.shape)}, not {tuple(query.shape)}."
+            f"{name} returned a shape of {tuple(output.shape)}, not {tuple(wanted)}."
         )
     if lse is not None and lse.shape != (query.shape[1], query.shape[0]):
         raise WrongResultError(f"{name} returned an LSE of {tuple(lse.shape)}, not (Hq, T).")
@@ -98,6 +99,7 @@ class _Sample:
     query: Tensor
     keys: KVViews
     window: tuple[int | None, int | None]
+    scale: float
     compute_dtype: torch.dtype
 
     @classmethod
@@ -117,6 +119,7 @@ class _Sample:
             query=query.to(device),
             keys=KVViews(key, value, key_scale, value_scale),
             window=copy.window,
+            scale=query.shape[-1] ** -0.5 if copy.scale is None else copy.scale,
             compute_dtype=dtype,
         )
 
@@ -134,7 +137,7 @@ class _Sample:
             "query": self.query,
             "key_cache": self.keys.key,
             "value_cache": self.keys.value,
-            "options": AttentionOptions(scale=self.query.shape[-1] ** -0.5, window=self.window),
+            "options": AttentionOptions(scale=self.scale, window=self.window),
             "query_start_loc": torch.tensor([0, rows], dtype=torch.int32, device=device),
             "seq_lens": torch.tensor([self.keys.key.shape[1]], dtype=torch.int32, device=device),
             "block_table": torch.zeros(1, 1, dtype=torch.int32, device=device),

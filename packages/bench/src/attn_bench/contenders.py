@@ -20,10 +20,11 @@ from attn_shared.kv_cache import AttentionSpec, KVViews
 from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.quantization import FP8_DTYPES
+from attn_shared.selection import Selection
 from attn_shared.selector import DEFAULT_SELECTOR
 from attn_shared.spec import BuildConfig
 
-__all__ = ["BackendContender", "Contender", "Copy", "Prepared"]
+__all__ = ["BackendContender", "Contender", "Copy", "Prepared", "empty_lse", "libraries_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,12 +33,13 @@ class Copy:
 
     Attributes:
         call: what is timed.
-        tokens: turns what `call` returns into (T, Hq, D).
+        tokens: turns what `call` returns into (T, Hq, Dv).
         query: makes the query (T, Hq, D).
         keys: makes the keys and values of one request as stored, each (seq_len, Hkv, D).
         lengths: (query_len, seq_len) of each request, in the order of the query's rows.
         lse: turns what `call` returns into (Hq, T), natural logarithm; None where it has none.
         window: keys (left, right) of a row beside its own.
+        scale: factor on q.k; None: 1 / sqrt(D).
         compute_dtype: of the products, where it is not the query's: fp8 for a call that multiplies
             in it.
         error_factor: how many times the contract's budget it may err; above 1 for a direct call
@@ -51,6 +53,7 @@ class Copy:
     lengths: tuple[tuple[int, int], ...]
     lse: Callable[[Any], Tensor] | None = None
     window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
     compute_dtype: torch.dtype | None = None
     error_factor: float = 1.0
 
@@ -117,6 +120,10 @@ class BackendContender(Contender):
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
     ) -> Prepared:
         """Select and build the layer, and fill `num_copies` caches of it."""
+        if workload.heads.mla is not None:
+            from attn_bench.latents import prepare_latents
+
+            return prepare_latents(self.name, workload, device, num_copies, is_captured=is_captured)
         layer = self._layer(workload, device)
         spec = layer.kv_cache_spec
         if not isinstance(spec, AttentionSpec):
@@ -131,7 +138,7 @@ class BackendContender(Contender):
             graph_level=layer.builder.get_cudagraph_support(layer.config, spec),
             plan=planner.build,
             notes=(*_provider(layer, chosen), *_slow_features(layer, chosen), *planner.notes),
-            libraries=_libraries(layer),
+            libraries=libraries_of(layer.selection),
         )
 
     def _layer(self, workload: Workload, device: torch.device) -> Attention:
@@ -219,7 +226,7 @@ def _copy(
     lengths = tuple(pairs)
     output = None if workload.own_output else tensors.output
     key, value = new_keys_of(ordered, tensors)
-    lse = _empty_lse(tensors.query) if workload.returns_lse else None
+    lse = empty_lse(tensors.query) if workload.returns_lse else None
 
     def call() -> Tensor:
         return layer.impl.forward(
@@ -238,7 +245,7 @@ def _copy(
     )
 
 
-def _empty_lse(query: Tensor) -> Tensor:
+def empty_lse(query: Tensor) -> Tensor:
     """Return (Hq, T) float32, NaN so far."""
     shape = (query.shape[1], query.shape[0])
     return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device)
@@ -265,10 +272,10 @@ def _slow_features(layer: Attention, chosen: str) -> tuple[str, ...]:
     return tuple(f"declares a slow path for {feature}" for feature in features)
 
 
-def _libraries(layer: Attention) -> dict[str, str]:
+def libraries_of(selection: Selection) -> dict[str, str]:
     """Return the versions of the libraries that the chosen backend can use and that are here."""
-    names = layer.selection.backend_cls.vendor_libraries
-    inventory = DEFAULT_SELECTOR.inventory(layer.selection.device) if names else Inventory()
+    names = () if selection.backend is None else selection.backend.vendor_libraries
+    inventory = DEFAULT_SELECTOR.inventory(selection.device) if names else Inventory()
     return {
         entry.name: entry.version
         for entry in inventory.entries

@@ -2,8 +2,10 @@
 
 Bytes: each visible key and value once per request (once in all for a shared prefix), with its
 scale where the cache stores one per token and head; each query row; each output row. Operations:
-two matrix products over the visible pairs, a multiply and an add each, so 4 * Hq * D per pair; the
-softmax is not counted, as is the custom of FlashAttention's authors (arXiv 2205.14135).
+two matrix products over the visible pairs, a multiply and an add each, so 2 * Hq * (D + Dv) per
+pair; the softmax is not counted, as is the custom of FlashAttention's authors (arXiv 2205.14135).
+Decodes over latents read an entry once: its first part is the value as well. Their operations are
+those of the absorbed form, and the projections around it belong to the model.
 """
 
 from __future__ import annotations
@@ -54,19 +56,23 @@ def count(workload: Workload) -> Work:
     window = workload.window
     num_keys = shared + sum(visible_keys(*lengths, window) - shared for lengths in workload.lengths)
     pairs = sum(visible_pairs(*lengths, window) for lengths in workload.lengths)
-    rows = workload.num_tokens * heads.num_heads * heads.head_size
+    width = heads.head_size + heads.value_size
+    rows = workload.num_tokens * heads.num_heads
     return Work(
-        kv_bytes=2 * num_keys * heads.num_kv_heads * _entry_bytes(workload),
-        io_bytes=2 * rows * workload.dtype.itemsize,
-        operations=4 * heads.num_heads * heads.head_size * pairs,
+        kv_bytes=num_keys * heads.num_kv_heads * _pair_bytes(workload),
+        io_bytes=rows * width * workload.dtype.itemsize,
+        operations=2 * heads.num_heads * width * pairs,
     )
 
 
-def _entry_bytes(workload: Workload) -> int:
-    """Return the bytes of one stored key, or value, of one head."""
+def _pair_bytes(workload: Workload) -> int:
+    """Return the bytes of one stored key with its value, of one head."""
+    heads = workload.heads
     storage = kv_storage_dtype(workload.kv_cache_dtype, workload.dtype)
+    if heads.is_latent:
+        return heads.head_size * storage.itemsize
     scale = _SCALE_BYTES if kv_quant_mode(workload.kv_cache_dtype) in _WITH_SCALES else 0
-    return workload.heads.head_size * storage.itemsize + scale
+    return (heads.head_size + heads.value_size) * storage.itemsize + 2 * scale
 
 
 def visible_keys(query_len: int, seq_len: int, window: int | None = None) -> int:

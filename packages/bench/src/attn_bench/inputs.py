@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attn_bench.workloads import Workload
 from attn_shared.dtypes import KVQuantMode
-from attn_shared.kv_cache import AttentionSpec, KVViews
+from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
 from attn_shared.kv_write import gather_rows
 from attn_shared.metadata import CommonAttentionMetadata
 
@@ -37,7 +37,7 @@ class LayerTensors:
     Attributes:
         query: (T, Hq, D).
         kv_cache: a filled cache.
-        output: (T, Hq, D), NaN so far.
+        output: (T, Hq, Dv), NaN so far.
     """
 
     query: Tensor
@@ -56,7 +56,7 @@ class Step:
     """
 
     common: CommonAttentionMetadata
-    spec: AttentionSpec
+    spec: AttentionSpec | MLAAttentionSpec
     layers: tuple[LayerTensors, ...]
 
 
@@ -79,7 +79,11 @@ def block_table_of(workload: Workload, block_size: int, seed: int) -> tuple[Tens
 
 
 def make_step(
-    workload: Workload, spec: AttentionSpec, device: torch.device, num_layers: int, seed: int = 0
+    workload: Workload,
+    spec: AttentionSpec | MLAAttentionSpec,
+    device: torch.device,
+    num_layers: int,
+    seed: int = 0,
 ) -> Step:
     """Return random inputs; zeros would run faster than real data on some devices."""
     table, num_blocks = block_table_of(workload, spec.block_size, seed)
@@ -96,14 +100,17 @@ def make_step(
 
 
 def _make_layer(
-    workload: Workload, spec: AttentionSpec, num_blocks: int, generator: torch.Generator
+    workload: Workload,
+    spec: AttentionSpec | MLAAttentionSpec,
+    num_blocks: int,
+    generator: torch.Generator,
 ) -> LayerTensors:
     heads, device = workload.heads, generator.device
     shape = (workload.num_tokens, heads.num_heads, heads.head_size)
     query = torch.randn(shape, generator=generator, device=device).to(workload.dtype)
     kv_cache = spec.allocate(num_blocks, device)
     _fill(spec.split(kv_cache), spec.quant_mode, generator)
-    output = torch.full_like(query, torch.nan)
+    output = query.new_full((*shape[:2], heads.value_size), torch.nan)
     return LayerTensors(query=query, kv_cache=kv_cache, output=output)
 
 

@@ -65,7 +65,8 @@ def bytes_needed(workload: Workload, num_contenders: int, num_copies: int) -> in
     work = count(workload)
     heads = workload.heads
     scratch = work.kv_bytes + 4 * work.io_bytes
-    reference = 2 * 2 * 8 * workload.context * heads.num_kv_heads * heads.head_size
+    width = heads.head_size + heads.value_size
+    reference = 2 * 8 * workload.context * heads.num_kv_heads * width
     return num_contenders * (num_copies * work.num_bytes + scratch) + reference
 
 

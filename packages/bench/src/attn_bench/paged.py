@@ -13,10 +13,17 @@ from attn_bench.contenders import Copy
 from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
 from attn_bench.workloads import Workload
 from attn_shared.errors import UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, spec_for
+from attn_shared.kv_cache import spec_for
 from attn_shared.request import AttentionRequest
 
-__all__ = ["PeerInputs", "paged_copy", "paged_step", "peer_inputs", "refuse_options"]
+__all__ = [
+    "PeerInputs",
+    "paged_copy",
+    "paged_step",
+    "peer_inputs",
+    "refuse_latents",
+    "refuse_options",
+]
 
 _BLOCK_SIZE = 16  # where the workload leaves it
 
@@ -28,11 +35,12 @@ class PeerInputs:
     Attributes:
         query: (T, Hq, D).
         key_cache: (num_blocks, block_size, Hkv, D), dense but for a stride over blocks.
-        value_cache: the same shape.
+        value_cache: the same shape; of latents (num_blocks, block_size, 1, kv_lora_rank), the first
+            columns of `key_cache`.
         block_table: (B, M) int32.
         seq_lens: (B,) int32, keys of each request.
         query_start_loc: (B + 1,) int32, prefix sums of the query lengths.
-        output: (T, Hq, D), to write and return, or to leave alone.
+        output: (T, Hq, Dv), to write and return, or to leave alone.
         scale: factor on q.k.
         workload: the batch on the host.
     """
@@ -67,16 +75,20 @@ class PeerInputs:
 def paged_step(workload: Workload, device: torch.device, num_layers: int) -> Step:
     """Return a step over caches in the default layout."""
     heads = workload.heads
+    if heads.mla is not None and not heads.is_latent:
+        raise UnsupportedOptionError(
+            f"a prefill of {heads} brings its keys with the call, and this peer reads a cache.",
+            hint="name an MLA prefill as the peer.",
+        )
     request = AttentionRequest(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
         head_size=heads.head_size,
+        mla=heads.mla,
         dtype=workload.dtype,
         kv_cache_dtype=workload.kv_cache_dtype,
     )
     spec = spec_for(request, block_size=workload.block_size or _BLOCK_SIZE)
-    if not isinstance(spec, AttentionSpec):
-        raise TypeError("a request without MLA has a cache of keys and values")
     return make_step(workload, spec, device, num_layers)
 
 
@@ -111,6 +123,7 @@ def paged_copy(
         lengths=workload.lengths,
         lse=lse,
         window=workload.window_sides,
+        scale=workload.heads.softmax_scale,
         compute_dtype=compute_dtype,
         error_factor=error_factor,
     )
@@ -129,9 +142,21 @@ def peer_inputs(workload: Workload, step: Step, layer: LayerTensors) -> PeerInpu
         seq_lens=common.seq_lens,
         query_start_loc=common.query_start_loc,
         output=layer.output,
-        scale=workload.heads.head_size**-0.5,
+        scale=workload.heads.softmax_scale,
         workload=workload,
     )
+
+
+def refuse_latents(name: str, workload: Workload) -> None:
+    """Refuse latent attention, for a peer that has ordinary heads.
+
+    Raises:
+        UnsupportedOptionError: names the peer and the layer.
+    """
+    if workload.heads.mla is not None:
+        raise UnsupportedOptionError(
+            f"{name} has no latent attention, as of {workload.heads}; allowed: ordinary heads."
+        )
 
 
 def refuse_options(
@@ -142,6 +167,7 @@ def refuse_options(
     Raises:
         UnsupportedOptionError: names the option.
     """
+    refuse_latents(name, workload)
     if workload.kv_cache_dtype != "auto" and not is_quantised:
         raise UnsupportedOptionError(
             f"{name} reads no cache of kv_cache_dtype={workload.kv_cache_dtype}; allowed: auto."

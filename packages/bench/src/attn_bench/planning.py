@@ -116,7 +116,7 @@ def _common_changes(asked: Asked) -> dict[str, Any]:
 
 
 def _backend(name: str) -> Contender:
-    if name != "auto":
+    if name != "auto" and name not in DEFAULT_REGISTRY.names("mla_prefill"):
         DEFAULT_REGISTRY.get(name)  # an unknown name is refused here, before anything is measured
     return BackendContender(name)
 

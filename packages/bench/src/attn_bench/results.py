@@ -161,6 +161,7 @@ class Cell:
         mode, peer_mode: "eager", or "graph" for a captured call.
         rounds: how many were measured.
         notes: what a reader must know.
+        head_size_v: width of values where it is not that of keys: latent attention.
     """
 
     backend: str
@@ -205,11 +206,13 @@ class Cell:
     returns_lse: bool = False
     own_output: bool = False
     notes: tuple[str, ...] = ()
+    head_size_v: int | None = None
 
     @property
     def heads(self) -> str:
-        """The layer's shape, as "32/8x128"."""
-        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_size}"
+        """The layer's shape, as "32/8x128"; "16/1x576:512" with values of another width."""
+        value = "" if self.head_size_v is None else f":{self.head_size_v}"
+        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_size}{value}"
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -243,7 +246,7 @@ class Skipped:
         exit_code: of the error behind it.
         phase, label, batch, context, query_len: the workload, as in `Cell`.
         num_heads, num_kv_heads, head_size, dtype, kv_cache_dtype: the layer, as in `Cell`.
-        shared_prefix_len, window, returns_lse, own_output: as in `Cell`.
+        shared_prefix_len, window, returns_lse, own_output, head_size_v: as in `Cell`.
     """
 
     backend: str
@@ -265,6 +268,7 @@ class Skipped:
     window: int | None = None
     returns_lse: bool = False
     own_output: bool = False
+    head_size_v: int | None = None
 
 
 def shape_fields(workload: Workload) -> dict[str, Any]:
@@ -284,12 +288,19 @@ def shape_fields(workload: Workload) -> dict[str, Any]:
         "window": workload.window,
         "returns_lse": workload.returns_lse,
         "own_output": workload.own_output,
+        "head_size_v": _other_value_size(workload),
     }
+
+
+def _other_value_size(workload: Workload) -> int | None:
+    """Return the width of values where it is not that of keys."""
+    heads = workload.heads
+    return None if heads.value_size == heads.head_size else heads.value_size
 
 
 def _workload_key(record: Cell | Skipped) -> tuple[object, ...]:
     names = ("phase", "label", "batch", "context", "query_len", "num_heads", "num_kv_heads")
-    return tuple(getattr(record, name) for name in (*names, "head_size", "dtype"))
+    return tuple(getattr(record, name) for name in (*names, "head_size", "head_size_v", "dtype"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

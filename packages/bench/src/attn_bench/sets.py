@@ -152,6 +152,28 @@ _H200_SETS = {
     "h200-output": (*_H200_OUTPUT, *_each(_H200_OUTPUT, own_output=True)),
     "h200-own-output": _each((*_H200_DECODE, *_H200_SHAPES, *_H200_PREFILL), own_output=True),
 }
+_MLA_DECODE = (_USUAL, _decode(128, 2048), _decode(1, 8192), _decode(8, 32768))
+_MLA_PREFILL = (_prefill(1, 4096), _prefill(1, 16384), _prefill(8, 2048))
+_MLA_HEADS = (16, 128)
+_MLA_SETS = {
+    "h200-mla": tuple(
+        workload.with_fields(heads=Heads.latents(heads), block_size=64)
+        for heads in _MLA_HEADS
+        for workload in _MLA_DECODE
+    ),
+    "h200-mla-prefill": tuple(
+        workload.with_fields(heads=Heads.expanded(heads))
+        for heads in _MLA_HEADS
+        for workload in _MLA_PREFILL
+    ),
+    "mla": (
+        *_each((_decode(1, 1024), _decode(8, 1024)), heads=Heads.latents(16), block_size=64),
+        _decode(8, 1024).with_fields(
+            heads=Heads.latents(16), block_size=64, query_lens=(2,) * 8, label="8x2@1024"
+        ),
+    ),
+    "mla-prefill": (_prefill(1, 512).with_fields(heads=Heads.expanded(16)),),
+}
 _CPU_HEADS = (Heads(), Heads(num_heads=9, num_kv_heads=3, head_size=64))
 _CPU_DECODE = tuple(
     _decode(batch, context).with_fields(heads=heads, dtype=dtype, block_size=128)
@@ -189,6 +211,7 @@ SETS: Mapping[str, tuple[Workload, ...]] = MappingProxyType(
     {
         **_BASIC_SETS,
         **_H200_SETS,
+        **_MLA_SETS,
         **_CPU_SETS,
         "quick": (_decode(1, 1024), _decode(8, 1024), _prefill(1, 512), _mixed(6, 1024, 256)),
         "full": tuple(workload for name in _FULL for workload in _BASIC_SETS[name]),
@@ -198,7 +221,8 @@ SETS: Mapping[str, tuple[Workload, ...]] = MappingProxyType(
 
 The sets named for the H200 fill such a device; they are what the targets of the GPU backends are
 stated for, as those named for a CPU are for CPU_ATTN's. h200-own-output holds the H200's batches,
-into the call's own tensor.
+into the call's own tensor. Those of latent attention have decodes, for MLA backends, and prefills,
+for MLA prefills, apart.
 """
 
 

@@ -127,7 +127,10 @@ def relative_times(results: Results, request: AttentionRequest) -> dict[str, flo
     scores = _scores(
         cell
         for cell in results.cells
-        if cell.phase in phases and cell.shared_prefix_len == 0 and plain_request(cell) == free
+        if cell.phase in phases
+        and cell.shared_prefix_len == 0
+        and cell.head_size_v is None
+        and plain_request(cell) == free
     )
     least = min(scores.values(), default=1.0)
     return {name: scores[name] / least for name in sorted(scores, key=scores.__getitem__)}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from attn_bench.contenders import Contender, Prepared
-from attn_bench.paged import paged_copy, paged_step, peer_inputs
+from attn_bench.paged import paged_copy, paged_step, peer_inputs, refuse_latents
 from attn_bench.workloads import Workload
-from attn_shared.errors import VendorMissingError
+from attn_shared.errors import UnsupportedOptionError, VendorMissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ class VendorPeer:
         distributions: that bring it; the first one installed counts.
         install: the command that installs it.
         maker: "module:function" that takes the layers' inputs and returns the calls.
+        takes_latents: it decodes over a cache of latents, and does nothing else.
     """
 
     name: str
@@ -43,6 +44,7 @@ class VendorPeer:
     distributions: tuple[str, ...]
     install: str
     maker: str
+    takes_latents: bool = False
 
     def installed(self) -> tuple[str, str] | None:
         """Return the distribution that is here and its version; None where there is none."""
@@ -131,6 +133,13 @@ class VendorContender(Contender):
         self, workload: Workload, device: torch.device, num_copies: int, *, is_captured: bool
     ) -> Prepared:
         """Fill caches in the default layout and hand them to the library."""
+        if not self._peer.takes_latents:
+            refuse_latents(self.name, workload)
+        elif not workload.heads.is_latent:
+            raise UnsupportedOptionError(
+                f"{self.name} decodes over latents; allowed: workloads such as 16/1x576:512, not "
+                f"{workload.heads}."
+            )
         step = paged_step(workload, device, num_copies)
         inputs = [peer_inputs(workload, step, layer) for layer in step.layers]
         direct = self._peer.make()(inputs)

@@ -12,6 +12,7 @@ import torch
 
 from attn_shared.dtypes import dtype_name
 from attn_shared.errors import InvalidInputError, InvalidRequestError
+from attn_shared.request import MLADims
 
 __all__ = ["Heads", "Workload", "WorkloadPhase"]
 
@@ -29,11 +30,21 @@ class WorkloadPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The shape of one layer, per rank."""
+    """The shape of one layer, per rank.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: kv heads; 1 for decodes over latents.
+        head_size: width of query and key.
+        mla: widths of latent attention. Its decodes have one kv head as wide as an entry of the
+            cache, whose latent part is the value; its prefills have ordinary heads, of
+            qk_nope_head_dim + qk_rope_head_dim with values of v_head_dim.
+    """
 
     num_heads: int = 32
     num_kv_heads: int = 8
     head_size: int = 128
+    mla: MLADims | None = None
 
     def __post_init__(self) -> None:
         """Refuse shapes that no layer has."""
@@ -44,24 +55,79 @@ class Heads:
             )
 
     @classmethod
+    def latents(cls, num_heads: int, dims: MLADims | None = None) -> Heads:
+        """Return the shape of decodes over latents."""
+        dims = dims or MLADims()
+        return cls(num_heads=num_heads, num_kv_heads=1, head_size=dims.latent_size, mla=dims)
+
+    @classmethod
+    def expanded(cls, num_heads: int, dims: MLADims | None = None) -> Heads:
+        """Return the shape of prefills whose latents are expanded to all heads."""
+        dims = dims or MLADims()
+        size = dims.qk_nope_head_dim + dims.qk_rope_head_dim
+        return cls(num_heads=num_heads, num_kv_heads=num_heads, head_size=size, mla=dims)
+
+    @classmethod
     def parse(cls, text: str) -> Heads:
         """Return the shape written as "32/8x128": query heads, kv heads, head size.
+
+        Latent attention is written with its value's width: "16/1x576:512" for decodes,
+        "16/16x192:128" for prefills, each with a rope part of 64.
 
         Raises:
             InvalidInputError: it is written otherwise.
             InvalidRequestError: no layer has such a shape.
         """
-        found = re.fullmatch(r"(\d+)/(\d+)x(\d+)", text.strip())
+        found = re.fullmatch(r"(\d+)/(\d+)x(\d+)(?::(\d+))?", text.strip())
         if found is None:
             raise InvalidInputError.for_argument(
-                "heads", repr(text), "query heads / kv heads x head size, as 32/8x128"
+                "heads",
+                repr(text),
+                "query heads / kv heads x head size, as 32/8x128, or with the value's size as "
+                "16/1x576:512",
             )
-        num_heads, num_kv_heads, head_size = map(int, found.groups())
+        num_heads, num_kv_heads, head_size = map(int, found.groups()[:3])
+        if found[4] is not None:
+            return _latent_heads(num_heads, num_kv_heads, head_size, int(found[4]))
         return cls(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether the layer reads a cache of latents."""
+        return self.mla is not None and self.head_size == self.mla.latent_size
+
+    @property
+    def value_size(self) -> int:
+        """Width of a value, and of an output."""
+        if self.mla is None:
+            return self.head_size
+        return self.mla.kv_lora_rank if self.is_latent else self.mla.v_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on q.k: of latent attention, that of its expanded heads."""
+        if self.mla is None:
+            return float(self.head_size**-0.5)
+        return float((self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim) ** -0.5)
+
     def __str__(self) -> str:
-        """Read as "32/8x128"."""
-        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_size}"
+        """Read as "32/8x128", or "16/1x576:512" where values have another width."""
+        value = "" if self.value_size == self.head_size else f":{self.value_size}"
+        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_size}{value}"
+
+
+def _latent_heads(num_heads: int, num_kv_heads: int, head_size: int, value_size: int) -> Heads:
+    rope = MLADims().qk_rope_head_dim
+    if num_kv_heads == 1 and head_size == value_size + rope:
+        return Heads.latents(num_heads, MLADims(kv_lora_rank=value_size))
+    if num_kv_heads == num_heads and head_size > rope:
+        nope = head_size - rope
+        return Heads.expanded(num_heads, MLADims(qk_nope_head_dim=nope, v_head_dim=value_size))
+    raise InvalidInputError.for_argument(
+        "heads",
+        f"{num_heads}/{num_kv_heads}x{head_size}:{value_size}",
+        f"one kv head of value size + {rope}, or as many kv heads as query heads",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
