@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compare_latents import compare_mla_prefill, latent_rules
 from differences import Difference, Rule
 from recorded import Row, rows
 
-__all__ = ["FILES", "compare_others", "other_rules"]
+__all__ = ["FILES", "compare_mla_prefill", "compare_others", "other_rules"]
 
 FILES = ("fa_version", "trtllm", "mla_prefill", "cascade", "split", "reorder", "dcp_local")
 """Their names; each has a function `compare_NAME`."""
@@ -81,12 +82,6 @@ def compare_trtllm() -> Iterator[Difference]:
             ours = decide(case, device)
             if ours != row[code]:
                 yield _difference("trtllm", row, code, ours, row[code])
-
-
-def compare_mla_prefill() -> Iterator[Difference]:
-    """Which kernel prefills latents; attn has no backend for latents yet."""
-    for row in rows("mla_prefill"):
-        yield _difference("mla_prefill", row, "prefill", None, row["chosen"])
 
 
 def compare_cascade() -> Iterator[Difference]:
@@ -173,7 +168,7 @@ def compare_dcp_local() -> Iterator[Difference]:
 
 def other_rules() -> list[Rule]:
     """Why these are decided otherwise."""
-    return [*_versions(), *_not_yet(), *_splits()]
+    return [*_versions(), *latent_rules(), *_splits()]
 
 
 def _versions() -> Iterator[Rule]:
@@ -224,21 +219,6 @@ def _versions() -> Iterator[Rule]:
             or (is_blackwell(d) and d.row["head_size"] == 256 and (d.there, d.here) == (2, 4))
             or (d.row["arch"] == "9.0" and d.row["diffusion_model"] and d.here == 3)
         ),
-    )
-
-
-def _not_yet() -> Iterator[Rule]:
-    from attn_shared.known_backends import KNOWN_BACKENDS
-    from attn_shared.registry import DEFAULT_REGISTRY
-
-    provided = set(DEFAULT_REGISTRY.names())
-    latents = {name for name, known in KNOWN_BACKENDS.items() if known.family == "mla"}
-    yield Rule(
-        name="not provided yet: the choice of a prefill for latents",
-        files=("mla_prefill",),
-        reason="No backend for latents is provided.",
-        evidence="`attn list --all`",
-        explains=lambda d: not provided & latents,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 CI = Path(__file__).parents[1] / "ci"
 MODULES = (
+    "compare_latents",
     "compare_others",
     "compare_selection",
     "differences",
