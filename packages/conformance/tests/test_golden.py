@@ -43,7 +43,10 @@ def test_a_backend_without_a_list_promises_nothing() -> None:
     assert golden_of("NO_SUCH_BACKEND") == {}
 
 
-@pytest.mark.parametrize("backend", ["CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"])
+@pytest.mark.parametrize(
+    "backend",
+    ["CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION", "FLASHINFER", "FLASHINFER_TRTLLM"],
+)
 def test_lists_speak_of_every_rule_and_of_no_other(backend: str) -> None:
     assert set(golden_of(backend)) == {rule.name for rule in RULES}
 

@@ -37,7 +37,7 @@ def deliver_lse(target: Tensor, first: int, last: int, bits: Tensor) -> None:
 
 def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
     """Return rows; the tensor itself where they are all."""
-    return tensor if last - first == len(tensor) else tensor[first:last]
+    return tensor if last - first == tensor.shape[0] else tensor[first:last]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
