@@ -20,6 +20,7 @@ from attn_conformance.stubs.checks import (
 from attn_conformance.stubs.planned import check_computed
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
+from attn_shared.nvfp4 import dequantize_nvfp4
 
 __all__ = ["TrtllmCall"]
 
@@ -34,7 +35,7 @@ _LIMITS = Limits(
 _GEN_LIMITS = replace(_LIMITS, dtypes=(*_LIMITS.dtypes, torch.float8_e4m3fn))
 _KNOWN = frozenset(
     {"bmm1_scale", "bmm2_scale", "window_left", "out", "sinks", "kv_layout", "backend", "causal"}
-    | {"q_len_per_req", "lse", "return_lse", "enable_pdl"}
+    | {"q_len_per_req", "lse", "return_lse", "enable_pdl", "kv_cache_sf"}
 )
 
 
@@ -72,8 +73,10 @@ class TrtllmCall:
         if kernels == "xqa":
             self._check_xqa(arguments)
         result = call.attend()
-        target = arguments["out"]
-        output = result.output.to(call.output_dtype if target is None else target.dtype)
+        target, exact = arguments["out"], result.output
+        if arguments["kv_cache_sf"] is not None:
+            exact = exact * float(arguments["bmm2_scale"])
+        output = exact.to(call.output_dtype if target is None else target.dtype)
         if target is not None:
             check_output(name, "out", target, tuple(output.shape), output.dtype)
             refuse_unless(target.is_contiguous(), name, "out must be contiguous")
@@ -106,10 +109,13 @@ class TrtllmCall:
         refuse_unless(table.is_contiguous(), name, "block_tables must be contiguous")
         check_indices(name, "seq_lens", lens, (len(table),))
         key, value = arguments["kv_cache"]
-        if arguments["kv_layout"] == "HND":
-            key, value = key.transpose(1, 2), value.transpose(1, 2)
         left = arguments["window_left"]
         value_factor = float(arguments["bmm2_scale"])
+        if key.dtype is torch.uint8:
+            key, value = self._widened(arguments)
+            query, value_factor = query.to(torch.bfloat16), 1.0
+        if arguments["kv_layout"] == "HND":
+            key, value = key.transpose(1, 2), value.transpose(1, 2)
         if key.dtype.itemsize > 1 and value_factor != 1.0:
             raise NotComputedError(f"{name}: bmm2_scale of a cache that is not fp8 is not computed")
         return KernelCall(
@@ -125,6 +131,20 @@ class TrtllmCall:
             sinks=arguments["sinks"],
             descales=(1.0, 1.0, value_factor),
         )
+
+    def _widened(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        """Return a cache of 4 bits, heads first, as bfloat16, which holds each of its products."""
+        name, scales = self.signature.name, arguments["kv_cache_sf"]
+        refuse_unless(scales is not None, name, "kv_cache_sf must be provided for NVFP4 KV cache")
+        refuse_unless(arguments["kv_layout"] == "HND", name, "NVFP4 in NHD is copied at each call")
+        query = arguments["query"]
+        refuse_unless(query.dtype is torch.float8_e4m3fn, name, "NVFP4 takes fp8 queries")
+        parts = []
+        for packed, factors in zip(arguments["kv_cache"], scales, strict=True):
+            in_rows = factors.stride()[-2:] == (factors.shape[-1], 1)
+            refuse_unless(in_rows, name, "the scales of a page and head must lie in a row")
+            parts.append(dequantize_nvfp4(packed, factors, 1.0, torch.bfloat16))
+        return parts[0], parts[1]
 
     def _query_starts(self, arguments: Arguments, count: int) -> Tensor:
         name = self.signature.name
