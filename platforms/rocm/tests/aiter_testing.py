@@ -23,7 +23,7 @@ from attn_shared.inventory import Inventory, VendorBuild, VendorEntry, VendorSta
 from attn_shared.kv_cache import FullAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionRequest
-from attn_shared.spec import LayerSpec
+from attn_shared.spec import BuildConfig, LayerSpec
 
 __all__ = [
     "HEAD",
@@ -36,6 +36,7 @@ __all__ = [
     "layer_object",
     "layer_spec",
     "request",
+    "run",
     "stubbed",
 ]
 
@@ -109,3 +110,47 @@ def common_of(
 def layer_object(**values: Any) -> Any:
     plain = {"q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0, "sinks": None, "alibi_slopes": None}
     return SimpleNamespace(**{**plain, **values})
+
+
+def run(
+    release: str,
+    spec: LayerSpec,
+    *,
+    backend: type[AttentionBackend] = AiterFlashBackend,
+    device: DeviceFacts = MI300X,
+    layer: dict[str, Any] | None = None,
+    with_lse: bool = False,
+    query_lens: tuple[int, ...] = (1, 3),
+    seq_lens: tuple[int, ...] = (20, 33),
+    **batch: Any,
+) -> Recorder:
+    """Run one step of a layer, and return what was called."""
+    with stubbed(release, backend, device) as (recorder, _):
+        cache_spec = spec.kv_cache_spec
+        size = 16 if cache_spec is None else cache_spec.block_size
+        common = common_of(list(query_lens), list(seq_lens), size, **batch)
+        if cache_spec is None:
+            common = common.with_fields(block_table=None, causal=False)
+        builder = backend.get_builder_cls()(
+            cache_spec, {"layer": spec}, BuildConfig(), torch.device("cpu")
+        )
+        count = common.num_actual_tokens
+        query = torch.randn(count, spec.num_heads, spec.head_size).to(spec.dtype)
+        key = value = query[:, : spec.num_kv_heads].contiguous()
+        cache = None
+        if cache_spec is not None:
+            table = common.block_table
+            assert table is not None
+            cache = cache_spec.allocate(table.numel(), "cpu")  # type: ignore[attr-defined]
+        impl: Any = backend.get_impl_cls()
+        impl(spec).forward(
+            layer_object(**(layer or {})),
+            query,
+            key,
+            value,
+            cache,
+            builder.build(0, common),
+            torch.empty_like(query),
+            lse=torch.empty(spec.num_heads, count) if with_lse else None,
+        )
+        return recorder
