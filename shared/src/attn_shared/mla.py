@@ -372,6 +372,11 @@ class MLAAttention:
         return [start for start in common.query_start_loc_cpu.tolist() if start <= num_rows]
 
     @property
+    def output_size(self) -> int:
+        """Width of the output of `forward`, v_head_dim."""
+        return self._dims.v_head_dim
+
+    @property
     def _dims(self) -> MLADims:
         return self.request.mla or MLADims()
 

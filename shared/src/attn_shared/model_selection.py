@@ -24,6 +24,7 @@ from attn_shared.kv_cache import (
     SlidingWindowSpec,
     spec_for,
 )
+from attn_shared.mla_prefill import prefill_request
 from attn_shared.model_config import LayerGroup, ModelLayers
 from attn_shared.paged_spec import PagedSpec
 from attn_shared.request import AttentionRequest, AttentionType
@@ -45,11 +46,14 @@ class GroupSelection:
         group: the layers.
         selection: the answer to their request; None for a recurrent group.
         spec: what one of the layers keeps; None where nothing is kept.
+        prefill: what prefills latent attention; None for ordinary and sparse layers, and where
+            nobody was asked.
     """
 
     group: LayerGroup
     selection: Selection | None
     spec: KVCacheSpec | None
+    prefill: Selection | None = None
 
     @property
     def num_shards(self) -> int:
@@ -100,6 +104,7 @@ class GroupSelection:
             "state": None if state is None else state.to_dict(),
             "chosen": None if self.selection is None else self.selection.chosen,
             "selection": None if self.selection is None else self.selection.to_dict(),
+            "prefill": None if self.prefill is None else self.prefill.chosen,
             "spec": _spec_record(self.spec),
             "kept_tokens": self.kept_tokens,
             "cache_bytes_per_token": self.cache_bytes_per_token,
@@ -198,7 +203,9 @@ def _answer(group: GroupSelection) -> str:
     return group.selection.one_line()
 
 
-def select_model(model: ModelLayers, resolve: Resolve) -> ModelSelection:
+def select_model(
+    model: ModelLayers, resolve: Resolve, resolve_prefill: Resolve | None = None
+) -> ModelSelection:
     """Choose a backend for each group of a model's layers, and one block size for all.
 
     Each group first gets the backend that it would get alone. If the block sizes that come with
@@ -208,6 +215,8 @@ def select_model(model: ModelLayers, resolve: Resolve) -> ModelSelection:
     Args:
         model: the groups.
         resolve: answers one request, `Selector.resolve` for one.
+        resolve_prefill: the same of kind "mla_prefill", for layers of latent attention; None: they
+            are not asked about.
 
     Raises:
         NoBackendError: a group is served by no backend, or no block size fits all; names the
@@ -218,7 +227,12 @@ def select_model(model: ModelLayers, resolve: Resolve) -> ModelSelection:
     sizes = [found.block_size for found in alone if found is not None and found.block_size]
     block_size, chosen, changed = _on_one_block_size(model, alone, sizes, resolve)
     groups = tuple(
-        GroupSelection(group=group, selection=found, spec=_spec(group, found, block_size))
+        GroupSelection(
+            group=group,
+            selection=found,
+            spec=_spec(group, found, block_size),
+            prefill=_prefill(group, resolve_prefill),
+        )
         for group, found in zip(model.groups, chosen, strict=True)
     )
     notes = (*model.notes, *changed, *_pool_notes(groups), *_device_notes(chosen))
@@ -238,6 +252,14 @@ def _resolve(
     except NoBackendError as error:
         words = f"layers of {group.name}: {error.message}"
         raise type(error)(words, selection=error.selection, hint=error.hint) from error
+
+
+def _prefill(group: LayerGroup, resolve: Resolve | None) -> Selection | None:
+    """Choose what prefills a group of latent attention, which a sharded cache leaves no use."""
+    request = group.request
+    if resolve is None or request is None or not request.use_mla or request.use_sparse:
+        return None
+    return None if request.dcp_size > 1 else resolve(prefill_request(request))
 
 
 def _on_one_block_size(

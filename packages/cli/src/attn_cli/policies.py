@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attn_shared.selection import Policy, Selection
     from attn_shared.settings import Settings
 
-__all__ = ["foreign_name_of", "resolver"]
+__all__ = ["foreign_name_of", "prefill_resolver", "resolver"]
 
 
 def foreign_name_of(flags: RequestFlags) -> ForeignName | None:
@@ -67,6 +67,18 @@ def resolver(
         return DEFAULT_SELECTOR.resolve(request, place, policy)
 
     return resolve
+
+
+def prefill_resolver(
+    flags: RequestFlags, device: DeviceFacts | None
+) -> Callable[[AttentionRequest], Selection]:
+    """Return what says who prefills latent attention on the device; nobody names that one."""
+    from attn_shared.selection import Policy
+    from attn_shared.selector import DEFAULT_SELECTOR
+
+    place = device or DEFAULT_SELECTOR.current_platform().device()
+    policy = _with_libraries(Policy(), flags)
+    return lambda request: DEFAULT_SELECTOR.resolve(request, place, policy, kind="mla_prefill")
 
 
 def _policy(flags: RequestFlags, settings: Settings) -> Policy:

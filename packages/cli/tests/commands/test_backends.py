@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from attn_cli.commands.backends import backend_records
-from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS
+from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS, KNOWN_MLA_PREFILLS
 from attn_shared.registry import DEFAULT_REGISTRY, BackendRegistry
 
 
@@ -42,6 +42,16 @@ def test_the_number_of_names_not_shown_is_given(attn: Any) -> None:
     brief, full = attn.json("list"), attn.json("list", "--all")
     assert brief["not_shown"] == len(full["backends"]) - len(brief["backends"]) > 0
     assert f"{brief['not_shown']} more names are known" in attn("list").stdout
+
+
+def test_prefills_over_latents_are_a_kind_of_their_own(attn: Any) -> None:
+    record = attn.json("list", "--all")
+    prefills = {row["name"]: row for row in record["backends"] if row["kind"] == "mla_prefill"}
+    assert set(prefills) >= set(KNOWN_MLA_PREFILLS)
+    assert prefills["TORCH_SDPA"]["status"] == "provided"
+    assert prefills["TORCH_SDPA"]["path"].startswith("attn_torch.mla_prefills.")
+    assert prefills["TOKENSPEED_MLA"]["status"] == "not provided"
+    assert "MLA prefill" in attn("list").stdout
 
 
 def test_a_third_partys_backend_is_asked_for_its_vendors(attn: Any, paged16: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+CONFIGS = Path(__file__).parents[4] / "shared/tests/model_configs"
 CONFIG = {
     "model_type": "gemma2",
     "num_hidden_layers": 4,
@@ -123,3 +124,13 @@ def test_a_flag_of_the_models_own_is_refused(attn: Any, model: str) -> None:
 def test_ranks_that_heads_do_not_divide_among(attn: Any, model: str) -> None:
     answer = attn.json("select", "--model", model, "--tp", "3", code=2)
     assert "tp_size=3 is not allowed; allowed: a divisor of" in answer["error"]["message"]
+
+
+def test_latent_layers_say_who_prefills_them(attn: Any) -> None:
+    path = str(CONFIGS / "deepseek-v3.json")
+    answer = attn.json("select", "--device", "spr", "--model", path)
+    (group,) = answer["groups"]
+    assert (group["chosen"], group["prefill"]) == ("TORCH_MLA", "TORCH_SDPA")
+    assert group["request"]["mla"]["kv_lora_rank"] == 512
+    text = " ".join(attn("select", "--device", "spr", "--model", path).stdout.split())
+    assert "latent attention, 128/1 latent heads of 576, prefilled by TORCH_SDPA" in text

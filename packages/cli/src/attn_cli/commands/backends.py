@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from attn_shared.capability import Capability
     from attn_shared.errors import AttnError
+    from attn_shared.known_backends import KnownBackend
     from attn_shared.registry import BackendKind, BackendRegistry
 
 __all__ = ["ListFlags", "list_backends"]
@@ -33,12 +34,12 @@ class ListFlags:
 def list_backends(flags: ListFlags, output: OutputFlags) -> int:
     """List the backends, who provides them, and for whose devices they are.
 
-    With --quiet the names alone are printed.
+    With --quiet the names alone are printed, without those of what prefills for MLA backends.
     """
     from attn_shared.registry import DEFAULT_REGISTRY
 
     load_every_backend(DEFAULT_REGISTRY)
-    kinds: tuple[BackendKind, ...] = ("attention", "mamba")
+    kinds: tuple[BackendKind, ...] = ("attention", "mla_prefill", "mamba")
     every = [row for kind in kinds for row in backend_records(DEFAULT_REGISTRY, kind)]
     shown = [row for row in every if flags.show_all or row["status"] != "not provided"]
     record: dict[str, Any] = {
@@ -47,18 +48,28 @@ def list_backends(flags: ListFlags, output: OutputFlags) -> int:
         "not_shown": len(every) - len(shown),
         "failures": failure_records(DEFAULT_REGISTRY),
     }
-    emit(record, output, tables=lambda: _tables(record), bare=[row["name"] for row in shown])
+    names = [row["name"] for row in shown if row["kind"] != "mla_prefill"]
+    emit(record, output, tables=lambda: _tables(record), bare=names)
     return 0
 
 
 def backend_records(registry: BackendRegistry, kind: BackendKind) -> list[dict[str, Any]]:
     """Return all backends of a kind as JSON-safe values: provided ones, then known names."""
-    from attn_shared.known_backends import KNOWN_BACKENDS, KNOWN_MAMBA_BACKENDS
-
-    known = KNOWN_BACKENDS if kind == "attention" else KNOWN_MAMBA_BACKENDS
+    known = known_of_kind(kind)
     provided = registry.names(kind)
     names = [*provided, *(name for name in known if name not in provided)]
     return [_record(registry, name, kind, known.get(name)) for name in names]
+
+
+def known_of_kind(kind: BackendKind) -> Mapping[str, KnownBackend]:
+    """Return the names of a kind that the field knows."""
+    from attn_shared import known_backends
+
+    return {
+        "attention": known_backends.KNOWN_BACKENDS,
+        "mla_prefill": known_backends.KNOWN_MLA_PREFILLS,
+        "mamba": known_backends.KNOWN_MAMBA_BACKENDS,
+    }[kind]
 
 
 def _record(registry: BackendRegistry, name: str, kind: BackendKind, known: Any) -> dict[str, Any]:

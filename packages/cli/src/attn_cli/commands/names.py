@@ -86,7 +86,7 @@ def _find(name: str) -> dict[str, Any]:
     from attn_shared.errors import UnknownNameError
     from attn_shared.registry import DEFAULT_REGISTRY
 
-    kinds: tuple[BackendKind, ...] = ("attention", "mamba")
+    kinds: tuple[BackendKind, ...] = ("attention", "mamba", "mla_prefill")
     rows = [row for kind in kinds for row in backend_records(DEFAULT_REGISTRY, kind)]
     for row in rows:
         if row["name"].lower() == name.lower():

@@ -13,7 +13,7 @@ from attn_cli.completion import complete_backend
 from attn_cli.environment import settings_record
 from attn_cli.options import Panel
 from attn_cli.output import OutputFlags, emit, show, warn
-from attn_cli.policies import foreign_name_of, resolver
+from attn_cli.policies import foreign_name_of, prefill_resolver, resolver
 from attn_cli.request_flags import RequestFlags
 from attn_cli.schema import SCHEMA_VERSION
 from attn_shared.errors import InvalidInputError
@@ -201,7 +201,8 @@ def _emit_model(
     from attn_shared.model_selection import select_model
 
     model = model_of(flags, path)
-    answer = select_model(model, resolver(flags, settings, _device(flags)))
+    device = _device(flags)
+    answer = select_model(model, resolver(flags, settings, device), prefill_resolver(flags, device))
     record = {
         **answer.to_dict(),
         "schema_version": SCHEMA_VERSION,

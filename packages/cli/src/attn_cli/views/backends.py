@@ -14,7 +14,11 @@ __all__ = ["backend_tables"]
 
 Record = Mapping[str, Any]
 
-_KIND_TITLES = {"attention": "Attention", "mamba": "Recurrent"}
+_KIND_TITLES = {
+    "attention": "Attention backend",
+    "mla_prefill": "MLA prefill",
+    "mamba": "Recurrent backend",
+}
 
 
 def backend_tables(record: Record) -> Iterator[RenderableType]:
@@ -22,7 +26,7 @@ def backend_tables(record: Record) -> Iterator[RenderableType]:
     for kind, title in _KIND_TITLES.items():
         rows = [_row(row) for row in record["backends"] if row["kind"] == kind]
         if rows:
-            yield column_table((f"{title} backend", "Provided by", "About"), rows)
+            yield column_table((title, "Provided by", "About"), rows)
     if record["not_shown"]:
         yield Text(
             f"{record['not_shown']} more names are known and not provided: attn list --all",

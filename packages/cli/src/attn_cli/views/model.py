@@ -72,6 +72,8 @@ def _what(group: GroupSelection) -> Text:
         parts.append("sinks")
     if request is not None and request.softcap is not None:
         parts.append(f"softcap {request.softcap:g}")
+    if group.prefill is not None:
+        parts.append(f"prefilled by {group.prefill.chosen}")
     if group.kept_tokens is not None:
         parts.append(f"keeps {group.kept_tokens} tokens")
     if group.group.sharing_layers:
