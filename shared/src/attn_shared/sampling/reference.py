@@ -93,18 +93,20 @@ def _top_p(
 ) -> tuple[list[bool], float]:
     if top_p is None or top_p >= 1:
         return kept, math.inf
-    tokens = [token for token, is_kept in enumerate(kept) if is_kept]
-    total = math.fsum(weights[token] for token in tokens)
+    tied: dict[float, list[float]] = {}
+    for logit, weight, is_kept in zip(logits, weights, kept, strict=True):
+        if is_kept:
+            tied.setdefault(logit, []).append(weight)
+    total = math.fsum(weight for group in tied.values() for weight in group)
     allowed: set[float] = set()
     margin, larger = math.inf, 0.0
-    for logit in sorted({logits[token] for token in tokens}, reverse=True):
+    for logit in sorted(tied, reverse=True):
         if larger < top_p * total:
             allowed.add(logit)
         margin = min(margin, abs(larger / total - top_p))
-        larger += math.fsum(weights[token] for token in tokens if logits[token] == logit)
-    return [
-        is_kept and logit in allowed for logit, is_kept in zip(logits, kept, strict=True)
-    ], margin
+        larger += math.fsum(tied[logit])
+    pairs = zip(logits, kept, strict=True)
+    return [is_kept and logit in allowed for logit, is_kept in pairs], margin
 
 
 def _min_p(
