@@ -227,7 +227,7 @@ class Wrappers:
             self._scratch(),
             kv_layout=str(self.key.layout),
             use_tensor_cores=on_tensor_cores,
-            backend="fa2" if on_tensor_cores else "auto",
+            backend="fa2",  # never "auto": later releases may take other kernels for it
             **buffers,
         )
 
