@@ -135,3 +135,14 @@ def test_the_base_of_the_lse_is_said_where_a_release_lets_it_be_said(
         planner = pool.prefill("fa2").planner
         assert planner.run_options == ({**options, "lse_layout": "NH"} if options else {})
         assert pool.decode(on_tensor_cores=True).planner.run_options == {}
+
+
+def test_what_is_made_in_inference_mode_may_be_planned_outside_of_it() -> None:
+    with fi_stubbed() as (recorder, _):
+        with torch.inference_mode():
+            lease = wrappers().captured(2, 8)
+        (made,) = recorder.of("BatchDecodeWithPagedKVCacheWrapper")
+        buffers = [value for name, value in made.arguments.items() if name.endswith("_buffer")]
+        assert len(buffers) == 4
+        assert not any(buffer.is_inference() for buffer in buffers)
+        assert lease.planner.run_options == {}

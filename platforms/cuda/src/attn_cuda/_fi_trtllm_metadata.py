@@ -52,7 +52,7 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
         self._prefill_kernels = kernels_of(facts, PREFILL) if self._may(PREFILL) else None
         if self._decode_kernels == "trtllm-gen":
             self.reorder_batch_threshold = 1 + config.num_spec_tokens
-        self._starts: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
 
     def _may(self, phase: str) -> bool:
         key, cache = self._key, self.kv_cache_spec
@@ -124,16 +124,17 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
         name = f"keyless {rows.num_tokens}"
         each = rows.num_tokens // len(rows.seq_lens)
         is_keyless = (rows.device_lens < 1).repeat_interleave(each, output_size=rows.num_tokens)
-        if name not in self._starts:
-            self._starts[name] = torch.empty_like(is_keyless)
-        return Keyless(rows=self._starts[name].copy_(is_keyless))
+        if name not in self._kept:
+            with torch.inference_mode(mode=False):
+                self._kept[name] = torch.empty_like(is_keyless)
+        return Keyless(rows=self._kept[name].copy_(is_keyless))
 
     def _prefill(self, rows: Rows) -> Part:
         if self._prefill_kernels is None or not rows.causal:
             return super()._prefill(rows)
         rows = _with_rows(rows)
-        key_starts = torch.zeros(len(rows.seq_lens) + 1, dtype=torch.int32)
-        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_starts[1:])
+        key_kept = torch.zeros(len(rows.seq_lens) + 1, dtype=torch.int32)
+        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_kept[1:])
         device = rows.block_table.device
         return DirectPart(
             key=self._key,
@@ -147,7 +148,7 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
             queries_per_request=0,
             max_query_len=rows.max_query_len,
             query_start_loc=rows.query_start_loc.to(device, non_blocking=True),
-            key_start_loc=key_starts.to(device, non_blocking=True),
+            key_start_loc=key_kept.to(device, non_blocking=True),
             keyless=_keyless(rows),
         )
 

@@ -193,14 +193,15 @@ class Wrappers:
         if size not in self._captured:
             if self._indices is None:
                 self._indices = self._ints(self._largest_capture * most_pages)
-            wrapper = self._decode_wrapper(
+            make = partial(
+                self._decode_wrapper,
                 uses_tensor_cores(self.key),
                 use_cuda_graph=True,
                 paged_kv_indptr_buffer=self._ints(size + 1),
                 paged_kv_indices_buffer=self._indices,
                 paged_kv_last_page_len_buffer=self._ints(size),
             )
-            self._captured[size] = Planner(wrapper, self.device, {})
+            self._captured[size] = self._planner(make, "decode")
         return Lease(self._captured[size], None)
 
     @property
@@ -210,8 +211,12 @@ class Wrappers:
 
     def _lend(self, kind: str, make: Callable[[], Any]) -> Lease:
         idle = self._idle.setdefault(kind, [])
-        planner = idle.pop() if idle else Planner(make(), self.device, self._run_options(kind))
-        return Lease(planner, idle)
+        return Lease(idle.pop() if idle else self._planner(make, kind), idle)
+
+    def _planner(self, make: Callable[[], Any], kind: str) -> Planner:
+        """Make a wrapper that may be planned outside inference mode as well, wherever it is made."""
+        with torch.inference_mode(mode=False):
+            return Planner(make(), self.device, self._run_options(kind))
 
     def _run_options(self, kind: str) -> dict[str, str]:
         """Return the base and order of the LSE, where a release lets them be chosen."""
@@ -242,4 +247,5 @@ class Wrappers:
         return self._workspace.get(self._num_bytes)
 
     def _ints(self, size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=self.device)
+        with torch.inference_mode(mode=False):
+            return torch.zeros(size, dtype=torch.int32, device=self.device)
