@@ -214,7 +214,7 @@ class Wrappers:
         return Lease(idle.pop() if idle else self._planner(make, kind), idle)
 
     def _planner(self, make: Callable[[], Any], kind: str) -> Planner:
-        """Make a wrapper that may be planned outside inference mode as well, wherever it is made."""
+        """Make a wrapper that may be planned outside inference mode, wherever it is made."""
         with torch.inference_mode(mode=False):
             return Planner(make(), self.device, self._run_options(kind))
 
