@@ -298,7 +298,7 @@ def test_third_parties_are_whoever_no_platform_is_expected_to_offer() -> None:
 def test_unprovided_names_are_a_vendors_that_nothing_brings() -> None:
     found = registry(of("TORCH_SDPA"))
     names = found.unprovided(Vendor.CPU)
-    assert set(names) == {"FLEX_ATTENTION", "CPU_ATTN", "TORCH_MLA"}
+    assert set(names) == {"FLEX_ATTENTION", "CPU_ATTN", "CPU_MLA", "IPEX", "TORCH_MLA"}
     assert names["CPU_ATTN"] is KNOWN_BACKENDS["CPU_ATTN"]
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from attn_cpu_testing import needs_kernels
 
-from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder, sight_of
+from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
+from attn_cpu._plans import sight_of
 from attn_cpu._vendor.attn_cpu_kernels import load
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.errors import MetadataError, UnsupportedOptionError

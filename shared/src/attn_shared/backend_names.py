@@ -78,6 +78,7 @@ class AttentionBackendEnum(_RegisteredName):
     FLASH_ATTN_MLA = auto()
     CUTLASS_MLA = auto()
     TOKENSPEED_MLA = auto()
+    CPU_MLA = auto()
     ROCM_AITER_MLA = auto()
     ROCM_AITER_TRITON_MLA = auto()
     ROCM_AITER_MLA_SPARSE = auto()

@@ -86,6 +86,7 @@ KNOWN_BACKENDS = MappingProxyType(
         "FLASH_ATTN_MLA": KnownBackend("mla", (_N,), "FlashAttention 3", True),
         "CUTLASS_MLA": KnownBackend("mla", (_N,), "CUTLASS", True),
         "TOKENSPEED_MLA": KnownBackend("mla", (_N,), "tokenspeed_mla"),
+        "CPU_MLA": KnownBackend("mla", (_C,), "native C++", True),
         "ROCM_AITER_MLA": KnownBackend("mla", (_A,), "AITER", True),
         "ROCM_AITER_TRITON_MLA": KnownBackend("mla", (_A,), "AITER's Triton kernels"),
         "ROCM_AITER_MLA_SPARSE": KnownBackend("sparse_mla", (_A,), "AITER"),
@@ -123,6 +124,7 @@ KNOWN_MLA_PREFILLS = MappingProxyType(
         "TRTLLM_RAGGED": KnownBackend("mla_prefill", (_N,), "FlashInfer: trtllm-gen", True),
         "FLASHINFER": KnownBackend("mla_prefill", (_N,), "FlashInfer", True),
         "ROCM_AITER_FA": KnownBackend("mla_prefill", (_A,), "AITER", True),
+        "CPU_ATTN": KnownBackend("mla_prefill", (_C,), "native C++", True),
         "TOKENSPEED_MLA": KnownBackend("mla_prefill", (_N,), "tokenspeed_mla"),
         "CUSTOM": KnownBackend("placeholder", (), "vLLM's one slot for third parties"),
     }

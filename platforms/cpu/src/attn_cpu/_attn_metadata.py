@@ -4,41 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attn_cpu._attn_batch import CACHE_FREE, HostBatch, usable_table
 from attn_cpu._attn_capability import CAPABILITY, NAME
+from attn_cpu._plans import Heads, Plan, Sight, partition, sight_of
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
 from attn_shared.checked import check_metadata
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.request import Window
 from attn_shared.served import require_batch_served, require_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 from attn_shared.workspace import Workspace
 
-__all__ = ["CpuAttnMetadata", "CpuAttnMetadataBuilder", "Plan", "Sight", "sight_of"]
-
-
-class Sight(NamedTuple):
-    """What a layer lets a query see, causality aside; layers that agree share a plan."""
-
-    window: Window
-    chunk_size: int | None
-
-
-class Plan(NamedTuple):
-    """A partition of the batch for the threads.
-
-    `pieces` is int32 (n,), the library's own form; `workspace` is uint8 (m,), for partial results.
-    """
-
-    pieces: Tensor
-    workspace: Tensor
+__all__ = ["CpuAttnMetadata", "CpuAttnMetadataBuilder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +72,7 @@ class CpuAttnMetadataBuilder(AttentionMetadataBuilder[CpuAttnMetadata]):
         self._layer = require_uniform(layers, shared)
         for layer in layers.values():
             require_served(NAME, CAPABILITY, layer)
+        self._heads = Heads(*(getattr(self._layer, name) for name in Heads._fields))
         self._block_size = None if self._layer.attn_type in CACHE_FREE else self.shared_block_size()
         # One layer of each sight: what a batch is refused for depends on no more.
         self._distinct = {sight_of(layer): layer for layer in layers.values()}
@@ -124,30 +107,13 @@ class CpuAttnMetadataBuilder(AttentionMetadataBuilder[CpuAttnMetadata]):
         for layer in self._distinct.values():
             require_batch_served(NAME, CAPABILITY, layer, common, common_prefix_len)
         batch = HostBatch.of(common, self._layer.attn_type, self._block_size)
-        plans = {sight: self._plan(batch, sight) for sight in self._distinct}
+        plans = {
+            sight: partition(
+                batch, self._heads, sight, self._workspace, is_invariant=self._is_invariant
+            )
+            for sight in self._distinct
+        }
         return CpuAttnMetadata(batch=batch, plans=plans, is_checked=self.config.checked)
-
-    def _plan(self, batch: HostBatch, sight: Sight) -> Plan:
-        layer, (left, right) = self._layer, sight.window
-        ops = torch.ops.attn_cpu
-        pieces: Tensor = ops.plan(
-            batch.query_start_loc,
-            batch.key_lens,
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_size,
-            layer.head_size_v,
-            batch.is_causal,
-            batch.causal_per_request,
-            left,
-            right,
-            sight.chunk_size,
-            batch.ranges is not None,
-            torch.get_num_threads(),
-            self._is_invariant,
-        )
-        # Taken here and not in the call: it stays valid when the workspace grows for someone else.
-        return Plan(pieces=pieces, workspace=self._workspace.get(ops.workspace_bytes(pieces)))
 
     def update_block_table(
         self, metadata: CpuAttnMetadata, block_table: Tensor, slot_mapping: Tensor
@@ -167,8 +133,3 @@ class CpuAttnMetadataBuilder(AttentionMetadataBuilder[CpuAttnMetadata]):
             raise UnsupportedOptionError("layers without a cache have no block table.")
         table = usable_table(block_table, metadata.batch.key_lens, self._block_size)
         return replace(metadata, batch=replace(metadata.batch, block_table=table))
-
-
-def sight_of(spec: LayerSpec) -> Sight:
-    """Return what a layer's queries see."""
-    return Sight(window=spec.window, chunk_size=spec.chunk_size)

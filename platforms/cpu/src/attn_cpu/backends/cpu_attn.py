@@ -7,28 +7,24 @@ runs on: AMX, AVX-512, AVX2, or what any processor understands.
 
 from __future__ import annotations
 
-import threading
 from operator import is_
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from attn_cpu._attn_batch import CACHE_FREE
 from attn_cpu._attn_capability import CAPABILITY, NAME
-from attn_cpu._attn_metadata import (
-    CpuAttnMetadata,
-    CpuAttnMetadataBuilder,
-    Plan,
-    sight_of,
-)
+from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
+from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
 from attn_cpu._ops import call, op
+from attn_cpu._plans import Plan, sight_of
 from attn_cpu._scales import ScaleTensors
 from attn_cpu._views import CacheViews
-from attn_cpu.isa import BEST, IsaLevel, forced_level
+from attn_cpu.isa import BEST, IsaLevel
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
-from attn_shared.errors import InvalidInputError, UnsupportedOptionError, VendorMissingError
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
@@ -40,11 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataBuilder"]
 
-_LIBRARY = "attn_cpu_kernels"
 _HOST = torch.device("cpu")
-_IN_CALL = threading.Lock()
-"""Held by the call that uses a plan's workspace, which layers and plans share. The ops let other
-Python threads run; a call of theirs finds it taken and works in memory of its own."""
 
 
 class CpuAttnBackend(AttentionBackend):
@@ -53,7 +45,7 @@ class CpuAttnBackend(AttentionBackend):
     name = NAME
     attn_api = ">=1,<2"
     description = "native C++ for AVX2, AVX-512 and AMX over plain blocks; every feature"
-    vendor_libraries = (_LIBRARY,)
+    vendor_libraries = (LIBRARY,)
 
     @classmethod
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
@@ -77,27 +69,7 @@ class CpuAttnBackend(AttentionBackend):
         Raises:
             VendorMissingError: it does not load; in its own words.
         """
-        from attn_cpu._vendor.attn_cpu_kernels import load
-
-        try:
-            load()
-        except ImportError as error:
-            raise VendorMissingError(
-                f"{NAME} cannot load its kernels: {error}.",
-                hint=inventory.get(_LIBRARY).install,
-                library=_LIBRARY,
-            ) from error
-
-
-class _Keys(NamedTuple):
-    """Where a call reads keys and values: the arguments of the op's names."""
-
-    key: Tensor
-    value: Tensor
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
+        load_kernels(NAME, inventory)
 
 
 class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
@@ -218,24 +190,24 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         value: Tensor | None,
         kv_cache: Tensor | None,
         metadata: CpuAttnMetadata,
-    ) -> _Keys:
+    ) -> Keys:
         """Return where keys and values are, after checking them."""
         if self._is_cache_free:
             num_keys = metadata.batch.num_keys
-            return _Keys(*self._checker.check_keys(key, value, kv_cache, _HOST, num_keys))
+            return Keys(*self._checker.check_keys(key, value, kv_cache, _HOST, num_keys))
         if key is not None or value is not None:
             self._checker.check_written_keys(key, value, _HOST)
         return self._cached(layer, kv_cache)
 
-    def _cached(self, layer: AttentionLayer, kv_cache: Tensor | None) -> _Keys:
+    def _cached(self, layer: AttentionLayer, kv_cache: Tensor | None) -> Keys:
         """Return keys and values of the cache, after checking it."""
         if kv_cache is None or self._views is None or not kv_cache.is_cpu:
             kv_cache, spec = self._checker.check_cache(kv_cache, _HOST)  # says what is wrong
             raise UnsupportedOptionError(f"{NAME} does not read a cache of {spec}.")
         key, value, key_scales, value_scales = self._views.of(kv_cache)
         if not self._takes_scales:
-            return _Keys(key, value, None, None, key_scales, value_scales)
-        return _Keys(key, value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale))
+            return Keys(key, value, None, None, key_scales, value_scales)
+        return Keys(key, value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale))
 
     def _attend(
         self,
@@ -243,42 +215,23 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         query: Tensor,
         output: Tensor,
         lse: Tensor | None,
-        keys: _Keys,
+        keys: Keys,
         metadata: CpuAttnMetadata,
         plan: Plan,
     ) -> None:
-        batch = metadata.batch
-        is_alone = _IN_CALL.acquire(blocking=False)
-        try:
-            call(
-                op("attention"),
-                query,
-                output,
-                lse,
-                keys.key,
-                keys.value,
-                batch.block_table,
-                batch.query_start_loc,
-                batch.key_lens,
-                batch.key_start_loc,
-                plan.pieces,
-                plan.workspace if is_alone else None,
-                *self._options,
-                batch.is_causal,
-                batch.causal_per_request,
-                layer.sinks,
-                layer.alibi_slopes,
-                keys.k_scale,
-                keys.v_scale,
-                keys.key_scales,
-                keys.value_scales,
-                batch.ranges,
-                metadata.is_checked,
-                forced_level() if self.isa == BEST else self.isa,
-            )
-        finally:
-            if is_alone:
-                _IN_CALL.release()
+        attend(
+            query,
+            output,
+            lse,
+            keys,
+            metadata.batch,
+            plan,
+            self._options,
+            layer.sinks,
+            layer.alibi_slopes,
+            metadata.is_checked,
+            self.isa,
+        )
 
     def do_kv_cache_update(
         self,
