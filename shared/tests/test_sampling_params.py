@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from sampling_testing import sampler_of
 
 from attn_shared.errors import InvalidInputError, UnknownNameError
 from attn_shared.sampling import Returns, SamplingParams
+
+ELSEWHERE: Any = SimpleNamespace(device=torch.device("cuda:0"))
+"""A generator of a device that this machine may not have."""
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,8 @@ def test_odd_numbers_are_refused(asked: dict[str, Any], words: str) -> None:
         ({"seeds": [1, 2, 3], "steps": [0, None, 0]}, r"steps\[1\] is None"),
         ({"seeds": torch.ones(3), "steps": 0}, "seeds is of shape"),
         ({"generators": {3: torch.Generator()}}, "generators is given for row 3"),
+        ({"generator": ELSEWHERE}, "generator is a generator of cuda:0; allowed: one of the log"),
+        ({"generators": {1: ELSEWHERE}}, r"generators\[1\] is a generator of cuda:0"),
     ],
 )
 def test_rows_that_do_not_fit_the_logits_are_refused(asked: dict[str, Any], words: str) -> None:

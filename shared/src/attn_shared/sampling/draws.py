@@ -13,7 +13,7 @@ import torch
 
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["generated", "seed_tensor", "uniforms"]
+__all__ = ["check_generators", "generated", "seed_tensor", "uniforms"]
 
 # SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): its
 # increment and its two multipliers, as int64 holds them.
@@ -71,6 +71,27 @@ def seed_tensor(seeds: Sequence[int | None]) -> tuple[torch.Tensor, list[int]]:
     return torch.tensor(values, dtype=torch.int64), unseeded
 
 
+def check_generators(
+    num_rows: int,
+    device: torch.device,
+    generator: torch.Generator | None,
+    generators: Mapping[int, torch.Generator] | None,
+) -> None:
+    """Refuse a generator of another device, or of no row; arguments as of `generated`.
+
+    Raises:
+        InvalidInputError: names it and what is allowed.
+    """
+    for row, each in (generators or {}).items():
+        if not 0 <= row < num_rows:
+            raise InvalidInputError.for_argument(
+                "generators", f"given for row {row}", f"rows 0 to {num_rows - 1}"
+            )
+        _check_device(f"generators[{row}]", each, device)
+    if generator is not None:
+        _check_device("generator", generator, device)
+
+
 def generated(
     num_rows: int,
     device: torch.device,
@@ -87,19 +108,8 @@ def generated(
 
     Returns:
         (B,) float64.
-
-    Raises:
-        InvalidInputError: a generator is of another device, or of no row.
     """
     own = generators or {}
-    for row, each in own.items():
-        if not 0 <= row < num_rows:
-            raise InvalidInputError.for_argument(
-                "generators", f"given for row {row}", f"rows 0 to {num_rows - 1}"
-            )
-        _check_device(f"generators[{row}]", each, device)
-    if generator is not None:
-        _check_device("generator", generator, device)
     if len(own) < num_rows:
         numbers = torch.rand(num_rows, dtype=torch.float64, device=device, generator=generator)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attn_shared.errors import InvalidInputError
-from attn_shared.sampling.draws import generated, seed_tensor, uniforms
+from attn_shared.sampling.draws import check_generators, generated, seed_tensor, uniforms
 from attn_shared.sampling.params import PerRow, SamplingParams
 
 __all__ = ["LARGEST_VOCABULARY", "Rows", "column", "to_device", "uniform_numbers"]
@@ -60,6 +60,7 @@ class Rows:
             InvalidInputError: shapes, dtypes or devices do not fit.
         """
         num_rows, vocab_size = _shape(logits)
+        check_generators(num_rows, logits.device, params.generator, params.generators)
         take = _Taker(num_rows, logits.device)
         temperature = take("temperature", params.temperature, off=1.0, dtype=torch.float32)
         top_p = take("top_p", params.top_p, off=1.0, dtype=torch.float64)

@@ -16,7 +16,7 @@ from attn_shared.errors import (
 )
 from attn_shared.inventory import Inventory
 from attn_shared.sampling.backend import SamplerBackend
-from attn_shared.sampling.request import Returns, SamplerRequest
+from attn_shared.sampling.request import SamplerRequest
 from attn_shared.selection import DecidedBy, Policy, Verdict, VerdictStatus, best_of
 
 __all__ = ["SamplerSelection", "select_sampler"]
@@ -76,8 +76,6 @@ class SamplerSelection:
             )
         if self.decided_by is DecidedBy.USER:
             notes.append(f"{self.policy.backend} was named by {self.policy.source}")
-        if self.request.returns is not Returns.IDS:
-            notes.append(f"{self.request.returns} are returned by samplers in torch alone")
         return (*notes, *self.policy.remarks)
 
     def __str__(self) -> str:
