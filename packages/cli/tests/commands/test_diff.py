@@ -47,7 +47,7 @@ def test_a_table_with_a_column_for_each(attn: Any, only_on_nvidia: str) -> None:
 
 def test_a_device_on_which_nothing_fits_is_an_answer(attn: Any) -> None:
     answer = attn.json("explain", "--diff", "h100", "b200", *REQUEST[:4], "--kv-layout", "HND",
-                       "--kv-cache-dtype", "nvfp4")  # fmt: skip
+                       "--kv-cache-dtype", "turboquant_k8v4")  # fmt: skip
     assert answer["groups"][0]["chosen"] == [None, None]
 
 
