@@ -1,0 +1,42 @@
+"""The sampler that each preset gets, from any machine, by the platforms that are installed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from attn_shared.device import PRESETS, Vendor
+from attn_shared.sampling import (
+    Returns,
+    Sampler,
+    SamplerRequest,
+    SamplingParams,
+    sampler_selection,
+)
+from attn_shared.selection import VerdictStatus
+
+OLD = {"t4", "v100"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("returns", list(Returns))
+def test_every_preset_has_a_sampler_that_says_why(name: str, returns: Returns) -> None:
+    device = PRESETS[name]
+    selection = sampler_selection(SamplerRequest(top_k=True, returns=returns), device)
+    has_fast = device.vendor is Vendor.NVIDIA and name not in OLD
+    expected = "FLASHINFER" if has_fast and returns is Returns.IDS else "TORCH"
+    assert selection.chosen == expected
+    assert json.loads(json.dumps(selection.to_dict()))["chosen"] == expected
+    assert "is simulated" in str(selection)
+    for verdict in selection.verdicts:
+        assert verdict.summary()
+        assert (verdict.status is VerdictStatus.REJECTED) is bool(verdict.reasons)
+
+
+def test_this_machines_cpu_samples() -> None:
+    logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 0.0]])
+    drawn = Sampler("cpu").sample(logits, SamplingParams(temperature=0))
+    assert drawn.ids.tolist() == [1, 0]
+    assert drawn.selection.chosen == "TORCH"
