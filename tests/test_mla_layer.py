@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from mla_cases import BLOCK, DIMS, HEADS, case, layer
 
-from attn_shared.errors import InvalidInputError
+from attn_shared.errors import (
+    InvalidInputError,
+    InvalidRequestError,
+    NoBackendError,
+    UnknownNameError,
+    UnsupportedOptionError,
+)
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla import MLAAttention
 from attn_shared.spec import BuildConfig
+from attn_torch.mla_prefills.torch_sdpa import TorchSDPAPrefill
 
 BATCHES = {
     "decodes": ([1, 1, 1], [5, 1, 30]),
@@ -62,9 +71,93 @@ def test_an_fp8_cache_is_read_as_it_was_stored(
     assert report.ok, str(report)
 
 
-def test_a_layer_without_its_projection_has_no_forward() -> None:
-    from attn_shared.mla import MLAAttention
+def test_an_absorbed_query_is_no_query_of_the_layer() -> None:
+    """`forward` absorbs by itself; what it refuses, it refuses before the cache is written."""
+    step = case(layer(), [1, 1], [3, 9])
+    before = step.kv_cache.clone()
+    wrong = {
+        "query shape": {"query": torch.zeros(2, HEADS, DIMS.latent_size)},
+        "latent shape": {"latent": torch.zeros(2, DIMS.kv_lora_rank + 1)},
+        "rope dtype": {"rope": step.rope.double()},
+        "kv_cache dtype": {"kv_cache": step.kv_cache.double()},
+    }
+    for words, change in wrong.items():
+        with pytest.raises(InvalidInputError, match=words):
+            replace(step, **change).run()
+    with pytest.raises(InvalidInputError, match="output shape"):
+        step.run(output=torch.zeros(2, HEADS, DIMS.kv_lora_rank))
+    assert torch.equal(step.kv_cache, before)
 
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"kv_cache_dtype": "fp8_ds_mla"}, NoBackendError, "kv_cache_dtype=fp8_ds_mla"),
+        ({"window": (3, 0)}, NoBackendError, r"window=\(3, 0\)"),
+        ({"softcap": 30.0}, NoBackendError, r"softcap=30.0"),
+        ({"use_sparse": True}, NoBackendError, "sparse=True"),
+        ({"backend": "TORCH_SDPA"}, NoBackendError, "mla=True"),
+        ({"backend": "TORCH_MLAA"}, UnknownNameError, "TORCH_MLA"),
+        ({"prefill": "TORCH_MLA"}, UnknownNameError, "TORCH_SDPA"),
+        ({"cache_scale": 0.0}, InvalidInputError, r"cache_scale is 0\.0"),
+        ({"head_sizes": 8}, UnknownNameError, "head_sizes"),
+        ({"dtype": torch.float64}, UnknownNameError, "float64"),
+    ],
+)
+def test_layers_that_cannot_be(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        layer(**options)
+
+
+def test_values_are_as_wide_as_the_latent() -> None:
+    with pytest.raises(InvalidRequestError, match="head_size_v=12 is not allowed; allowed: 32"):
+        replace(layer().request, head_size_v=12)
+
+
+def test_an_implementation_has_two_calls_and_no_forward() -> None:
+    impl = layer().impl
+    assert not hasattr(impl, "forward")
+    with pytest.raises(AttributeError, match="forward_mha for prefill and forward_mqa for decode"):
+        impl.forward  # noqa: B018
+
+
+def test_the_choice_of_a_prefill_is_shown_and_named() -> None:
+    chosen = layer(prefill="TORCH_SDPA").prefill_selection
+    assert chosen is not None
+    assert (chosen.chosen, str(chosen.decided_by)) == ("TORCH_SDPA", "user")
+    with pytest.raises(UnsupportedOptionError, match="prefill=TORCH_SDPA with"):
+        layer(prefill="TORCH_SDPA", config=BuildConfig(mla_prefill=chosen.prefill_cls))
+    given = layer(config=BuildConfig(mla_prefill=chosen.prefill_cls))
+    assert given.prefill_selection is None
+    step = case(given, [20], [30])
+    assert step.report(*step.run()).ok
+
+
+def test_a_scale_of_an_unquantised_cache_is_refused() -> None:
+    step = case(layer(), [1], [3])
+    step.attn.k_scale = 2.0
+    with pytest.raises((InvalidInputError, UnsupportedOptionError), match="scale"):
+        step.run()
+
+
+@pytest.mark.parametrize("lens", [BATCHES["mixed"], BATCHES["extends"]])
+def test_the_bound_on_expanded_keys_holds(lens: tuple[list[int], list[int]]) -> None:
+    """Nothing is expanded at once but the step's own tokens, and a block of earlier ones."""
+    seen = []
+
+    class Noting(TorchSDPAPrefill):
+        def run(self, query: Any, key: Any, value: Any, part: Any, **options: Any) -> Any:
+            seen.append((part.is_causal, len(key)))
+            return super().run(query, key, value, part, **options)
+
+    step = case(layer(config=BuildConfig(mla_workspace_bytes=1, mla_prefill=Noting)), *lens)
+    assert step.report(*step.run()).ok
+    earlier = [count for is_causal, count in seen if not is_causal]
+    assert len(earlier) > 2
+    assert max(earlier) == BLOCK
+
+
+def test_a_layer_without_its_projection_has_no_forward() -> None:
     bare = MLAAttention(
         num_heads=HEADS, scale=1.0, dims=DIMS, dtype=torch.float32, block_size=BLOCK
     )
