@@ -61,11 +61,13 @@ class Case:
 def layer(
     *, dims: MLADims = DIMS, heads: int = HEADS, dtype: torch.dtype = torch.float32, **options: Any
 ) -> MLAAttention:
-    """Return a layer with a random up-projection."""
+    """Return a layer with a random up-projection; on torch alone where no backend is named."""
     generator = torch.Generator().manual_seed(7)
     rows = heads * (dims.qk_nope_head_dim + dims.v_head_dim)
     weight = torch.randn(rows, dims.kv_lora_rank, generator=generator) * dims.kv_lora_rank**-0.5
-    settings = {"block_size": BLOCK, "scale": SCALE, **options}
+    settings = {"block_size": BLOCK, "scale": SCALE, "backend": "TORCH_MLA", **options}
+    if "config" not in options:
+        settings.setdefault("prefill", "TORCH_SDPA")
     return MLAAttention(
         num_heads=heads, kv_b_proj=weight.to(dtype), dims=dims, dtype=dtype, **settings
     )

@@ -184,7 +184,7 @@ def test_checked_mode_looks_at_contents() -> None:
         ({"block_size": 0}, InvalidRequestError, "block_size=0 "),
         ({"block_size": -16}, InvalidRequestError, "block_size=-16 "),
         ({"backend": "TORCH_SPDA"}, UnknownNameError, "did you mean 'TORCH_SDPA'"),
-        ({"backend": "FLASHMLA"}, UnknownNameError, "known .*not provided"),
+        ({"backend": "FLASHMLA_SPARSE"}, UnknownNameError, "known .*not provided"),
         ({"device": "meta"}, NoBackendError, "no installed platform has devices of type 'meta'"),
         ({"sinks": torch.zeros(3)}, InvalidInputError, r"sinks shape is \(3,\); allowed: \(6,\)"),
         ({"kv_cache_dtype": "nvfp4"}, NoBackendError, "kv_cache_dtype=nvfp4"),

@@ -76,14 +76,21 @@ def test_expanded_keys_and_values_have_their_own_widths() -> None:
 @pytest.mark.parametrize("options", [{}, {"returns_lse": True}, {"own_output": True}])
 @pytest.mark.parametrize("workload", [decode(9, 30, 1), decode(9, 30, query_len=3), prefill(9, 30)])
 def test_what_is_timed_answers_rightly(workload: Workload, options: dict[str, bool]) -> None:
-    prepared = BackendContender("auto").prepare(
+    name = "TORCH_MLA" if workload.heads.is_latent else "TORCH_SDPA"
+    prepared = BackendContender(name).prepare(
         workload.with_fields(**options), CPU, 2, is_captured=False
     )
-    assert prepared.name == ("TORCH_MLA" if workload.heads.is_latent else "TORCH_SDPA")
+    assert prepared.name == name
     assert prepared.plan is not None
     prepared.plan()
     for copy in prepared.copies:
         check_agreement(prepared.name, copy, copy.call())
+
+
+@pytest.mark.parametrize("workload", [decode(9, 30, 1), prefill(9, 30)])
+def test_whoever_is_chosen_answers_rightly(workload: Workload) -> None:
+    prepared = BackendContender("auto").prepare(workload, CPU, 1, is_captured=False)
+    check_agreement(prepared.name, prepared.copies[0], prepared.copies[0].call())
 
 
 def test_an_answer_by_another_scale_is_wrong() -> None:

@@ -23,9 +23,18 @@ RIGHT = padding_mask(9, 5, 9, 2, side="right")
 def test_greedy_tokens(name: str, mask: torch.Tensor | None) -> None:
     model, cache = tiny(name), paged()
     expected = greedy(model, "eager", PROMPTS, mask)
-    assert torch.equal(greedy(model, "attn", PROMPTS, mask, cache), expected)
+    assert torch.equal(greedy(model, "attn:TORCH_MLA", PROMPTS, mask, cache), expected)
     (selection,) = cache.selections()
     assert selection.chosen == "TORCH_MLA"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_of_the_backend_that_is_chosen(name: str) -> None:
+    model, cache = tiny(name), paged()
+    expected = greedy(model, "eager", PROMPTS, LEFT)
+    assert torch.equal(greedy(model, "attn", PROMPTS, LEFT, cache), expected)
+    (selection,) = cache.selections()
+    assert selection.request.use_mla
 
 
 @pytest.mark.parametrize("name", MODELS)

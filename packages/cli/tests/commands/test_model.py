@@ -130,7 +130,7 @@ def test_latent_layers_say_who_prefills_them(attn: Any) -> None:
     path = str(CONFIGS / "deepseek-v3.json")
     answer = attn.json("select", "--device", "spr", "--model", path)
     (group,) = answer["groups"]
-    assert (group["chosen"], group["prefill"]) == ("TORCH_MLA", "TORCH_SDPA")
+    assert (group["chosen"], group["prefill"]) == ("CPU_MLA", "CPU_ATTN")
     assert group["request"]["mla"]["kv_lora_rank"] == 512
     text = " ".join(attn("select", "--device", "spr", "--model", path).stdout.split())
-    assert "latent attention, 128/1 latent heads of 576, prefilled by TORCH_SDPA" in text
+    assert "latent attention, 128/1 latent heads of 576, prefilled by CPU_ATTN" in text
