@@ -7,7 +7,7 @@ from mla_testing import decodes, latent_layer
 from attn_conformance.stubs.modules import stub_vendor
 from attn_conformance.stubs.vendors.cutlass_mla import VLLM_CUTLASS_MLA
 from attn_cuda._cutlass_mla_call import PAGE_SIZE, CutlassMLACall, workspace_bytes
-from attn_cuda._mla_edges import to_contract_lse
+from attn_shared.mla_edges import to_contract_lse
 
 
 @pytest.mark.parametrize("num_heads", [8, 16, 128])

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.vendors.aiter_mla import AITER_MLA_0_1_7, AITER_MLA_HEAD
-from attn_rocm._aiter_mla_call import AiterMLACall, TokenStep, token_slots
+from attn_rocm._aiter_mla_call import AiterMLACall
+from attn_rocm._aiter_mla_steps import TokenStep, TokenStepMaker
 from attn_rocm._vendor import aiter_mla
 from attn_shared import reference
 from attn_shared.accuracy import check_against_reference, eager_mla_decode
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.quantization import quantize_fp8
 from attn_shared.request import MLADims
-from attn_shared.spec import LayerSpec
+from attn_shared.spec import BuildConfig, LayerSpec
 
 RELEASES = pytest.mark.parametrize("stub", [AITER_MLA_0_1_7, AITER_MLA_HEAD])
 BLOCK = 16
@@ -32,15 +36,23 @@ def layer_of(num_heads: int) -> LayerSpec:
     )
 
 
-def step_of(table: Tensor, starts: Tensor, lens: Tensor, *, spare: int = 0) -> TokenStep:
-    keys = torch.cat((lens.new_zeros(1), lens.cumsum(0, dtype=torch.int32)))
-    return TokenStep(
+def step_of(
+    table: Tensor, starts: Tensor, lens: Tensor, *, is_known: bool = True, **config: Any
+) -> TokenStep:
+    """Describe decodes; where lengths are unknown on the host, all are as long as the longest."""
+    common = CommonAttentionMetadata(
         query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lens,
+        seq_lens_cpu=lens.clone() if is_known else None,
+        num_reqs=len(lens),
+        num_actual_tokens=int(starts[-1]),
         max_query_len=int(starts.diff().max()),
-        key_start_loc=keys,
-        slots=token_slots(table, keys, int(keys[-1]) + spare, BLOCK),
-        last_page_lens=torch.ones_like(lens),
+        max_seq_len=int(lens.max()),
+        block_table=table,
+        block_size=BLOCK,
     )
+    return TokenStepMaker(BuildConfig(**config), torch.device("cpu"), BLOCK).make(common)
 
 
 @RELEASES
@@ -64,7 +76,7 @@ def test_heads_are_padded_by_repetition_and_sliced_back(
         output, lse = call(
             query,
             cache,
-            step_of(table, starts, lens, spare=7),
+            step_of(table, starts, lens, is_known=query_len == 1),
             scales=scales,
             with_lse=call.returns_lse,
         )
@@ -121,7 +133,50 @@ def test_the_kernel_refuses_eight_heads_that_were_not_padded() -> None:
 
 def test_slots_of_all_keys_in_a_row() -> None:
     table = torch.tensor([[3, 1], [9, 9], [0, 7]], dtype=torch.int32)
-    keys = torch.tensor([0, 17, 17, 19], dtype=torch.int32)
-    slots = token_slots(table, keys, 19, BLOCK)
-    assert slots.dtype is torch.int32
-    assert slots.tolist() == [*range(48, 64), 16, 0, 1]
+    lens, starts = torch.tensor([17, 0, 2]).int(), torch.arange(4).int()
+    step = step_of(table, starts, lens)
+    assert step.slots.dtype is torch.int32
+    assert step.key_start_loc.tolist() == [0, 17, 18, 20]
+    assert step.slots.tolist() == [*range(48, 64), 16, 0, 0, 1]
+    assert step.keyless is not None
+    assert step.keyless.requests.tolist() == [False, True, False]
+
+
+def test_nothing_is_kept_or_set_where_all_requests_have_keys() -> None:
+    table, starts = torch.zeros(2, 1, dtype=torch.int32), torch.arange(3).int()
+    assert step_of(table, starts, torch.tensor([1, 9]).int()).keyless is None
+
+
+def test_captured_sizes_share_a_buffer_of_slots() -> None:
+    maker = TokenStepMaker(
+        BuildConfig(max_num_seqs=4, max_model_len=64, capture_sizes=(2, 3)),
+        torch.device("cpu"),
+        BLOCK,
+    )
+    steps = []
+    for lens in ([5, 40, 1], [30, 2], [64, 64, 64]):
+        starts = torch.arange(len(lens) + 1).int()
+        common = CommonAttentionMetadata.from_lengths(
+            query_lens=[1] * len(lens),
+            seq_lens=lens,
+            block_table=torch.arange(4 * len(lens), dtype=torch.int32).view(-1, 4),
+            block_size=BLOCK,
+        )
+        steps.append(maker.make(common))
+        assert len(steps[-1].slots) == sum(lens)
+        assert steps[-1].query_start_loc.equal(starts)
+    assert len({step.slots.data_ptr() for step in steps}) == 1
+    assert steps[0].key_start_loc.data_ptr() == steps[2].key_start_loc.data_ptr()
+    assert steps[2].slots.tolist() == list(range(192))
+
+
+def test_blocks_that_lie_apart() -> None:
+    cache = torch.zeros(2, BLOCK + 1, 576, dtype=torch.bfloat16)[:, :BLOCK]
+    lens = torch.tensor([3], dtype=torch.int32)
+    step = step_of(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1]).int(), lens)
+    query = torch.zeros(1, 16, 576, dtype=torch.bfloat16)
+    with (
+        stub_vendor(AITER_MLA_HEAD),
+        pytest.raises(UnsupportedOptionError, match=r"strides \(9792, 576, 1\) .*a dense one"),
+    ):
+        AiterMLACall(layer_of(16), 512)(query, cache, step)

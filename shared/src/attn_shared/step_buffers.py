@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Buffers"]
+from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.spec import BuildConfig
+
+__all__ = ["Buffers", "is_captured"]
+
+
+def is_captured(common: CommonAttentionMetadata, config: BuildConfig) -> bool:
+    """Whether graphs are captured for batches of this size."""
+    return not {common.num_actual_tokens, common.num_reqs}.isdisjoint(config.capture_sizes)
 
 
 class Buffers:

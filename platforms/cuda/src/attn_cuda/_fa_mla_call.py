@@ -16,7 +16,7 @@ from torch import Tensor
 from attn_cuda._fa_calls import schedule
 from attn_cuda._fa_providers import Provider
 from attn_cuda._fa_step import KeyStep
-from attn_cuda._mla_edges import Scale
+from attn_shared.mla_edges import Scale
 from attn_cuda._vendor import flash_attn_3, vllm_flash_attn
 from attn_shared.capability import Reason
 from attn_shared.inventory import Inventory, VendorEntry

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_cuda._mla_edges import Scale, to_contract_lse
+from attn_shared.mla_edges import Scale, to_contract_lse
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor.flashinfer_mla import Interface
 from attn_shared.errors import UnsupportedOptionError

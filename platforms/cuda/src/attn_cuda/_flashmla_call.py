@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_cuda._mla_edges import Scale
+from attn_shared.mla_edges import Scale
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import flash_mla

@@ -9,14 +9,9 @@ from attn_cuda._mla_step import LatentStep, kernel_table, with_safe_rows
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig
-from attn_shared.step_buffers import Buffers
+from attn_shared.step_buffers import Buffers, is_captured
 
-__all__ = ["StepMaker", "is_captured"]
-
-
-def is_captured(common: CommonAttentionMetadata, config: BuildConfig) -> bool:
-    """Whether graphs are captured for batches of this size."""
-    return not {common.num_actual_tokens, common.num_reqs}.isdisjoint(config.capture_sizes)
+__all__ = ["StepMaker"]
 
 
 class StepMaker:

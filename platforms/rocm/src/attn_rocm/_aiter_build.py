@@ -45,6 +45,7 @@ class AiterBuild:
 _CALLS = (
     "flash_attn_varlen_func",
     "mha_batch_prefill_func",
+    "mla_decode_fwd",
     "paged_attention_v1",
     "unified_attention",
 )

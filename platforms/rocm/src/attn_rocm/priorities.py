@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attn_rocm._aiter_capability import FLASH, UNIFIED, decodes_by_pages
+from attn_rocm._aiter_mla_capability import LATENTS
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
 from attn_shared.request import AttentionRequest, Phase
@@ -67,6 +68,11 @@ PRIORITIES: tuple[Rank, ...] = (
 
 MLA_PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name=LATENTS,
+        priority=PriorityBand.PERFORMANT,
+        provenance="not measured on this hardware; AMD's own kernels before portable ones",
+    ),
+    Rank(
         name="TORCH_MLA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; on torch alone, behind kernels that "
@@ -76,6 +82,11 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
 """The same for layers of multi-head latent attention."""
 
 MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name=FLASH,
+        priority=PriorityBand.PERFORMANT,
+        provenance="not measured on this hardware; AMD's own kernels before portable ones",
+    ),
     Rank(
         name="TORCH_SDPA",
         priority=PriorityBand.PORTABLE,

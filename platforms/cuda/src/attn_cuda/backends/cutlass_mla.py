@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_cuda._cutlass_mla_call import PAGE_SIZE, CutlassMLACall, workspace_bytes
 from attn_cuda._mla_capability import BATCHES, cutlass_mla
-from attn_cuda._mla_impl import VendorMLAImpl
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import vllm_cutlass_mla

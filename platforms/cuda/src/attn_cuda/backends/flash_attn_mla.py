@@ -14,8 +14,7 @@ from attn_cuda._fa_mla_call import FlashAttnMLACall, latent_schedule, resolve_pr
 from attn_cuda._fa_providers import Provider
 from attn_cuda._fa_step import KeyStep
 from attn_cuda._mla_capability import BATCHES, flash_attn_mla
-from attn_cuda._mla_impl import VendorMLAImpl
-from attn_cuda._mla_steps import is_captured
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.alignment import is_aligned
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability, Reason

@@ -14,9 +14,9 @@ from attn_cuda._fi_mla_trtllm import TABLE_TOKENS, TrtllmMLA, trtllm_page_size
 from attn_cuda._fi_mla_wrappers import LentPlan, Wrappers
 from attn_cuda._fi_wrappers import shared_workspace
 from attn_cuda._mla_capability import BATCHES, flashinfer_mla, is_blackwell
-from attn_cuda._mla_impl import VendorMLAImpl
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
-from attn_cuda._mla_steps import StepMaker, is_captured
+from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import flashinfer_mla as vendor
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
@@ -29,6 +29,7 @@ from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.request import MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_shared.step_buffers import is_captured
 from attn_shared.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch import Tensor
 from attn_cuda._fa_edges import Descales
 from attn_cuda._flashmla_call import PAGE_SIZE, FlashMLACall, FlashMLASchedules, schedules
 from attn_cuda._mla_capability import BATCHES, flashmla
-from attn_cuda._mla_impl import VendorMLAImpl
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
-from attn_cuda._mla_steps import StepMaker, is_captured
+from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import flash_mla
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
@@ -25,6 +25,7 @@ from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_shared.step_buffers import is_captured
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory

@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_cuda._fa_calls import kernel_for, load
 from attn_cuda._fa_providers import LIBRARIES, Provider, libraries_for, resolve_provider
 from attn_cuda._fa_step import Extras, KeyStep
-from attn_cuda._mla_edges import Scale
+from attn_shared.mla_edges import Scale
 from attn_shared.alignment import aligned, is_aligned
 from attn_shared.capability import Capability, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fi_wrappers import Planner, shared_workspace
-from attn_cuda._mla_edges import Scale
+from attn_shared.mla_edges import Scale
 from attn_cuda._vendor import flashinfer
 from attn_cuda.mla_prefills._blackwell import DEEPSEEK, blackwell_prefill, natural
 from attn_shared.capability import Capability

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attn_cuda._mla_edges import Scale
+from attn_shared.mla_edges import Scale
 from attn_cuda._vendor import flashinfer_mla as vendor
 from attn_cuda.mla_prefills._blackwell import DEEPSEEK, blackwell_prefill, natural
 from attn_shared.capability import Capability

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from attn_cuda._mla_edges import to_contract_lse
+from attn_shared.mla_edges import to_contract_lse
 from attn_shared.backend import AttentionLayer, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
@@ -32,10 +31,14 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         dims: the layer's widths.
     """
 
-    can_return_lse = True
-
     def __init__(
-        self, spec: LayerSpec, devices: LoadedDevices, decode_type: type[D], name: str
+        self,
+        spec: LayerSpec,
+        devices: LoadedDevices,
+        decode_type: type[D],
+        name: str,
+        *,
+        can_return_lse: bool = True,
     ) -> None:
         """Refuse a layer that is not served.
 
@@ -44,6 +47,7 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
             devices: where the backend is loaded.
             decode_type: the metadata that the backend's builder makes.
             name: of the backend.
+            can_return_lse: of the release that is installed.
 
         Raises:
             InvalidRequestError: a value that no backend may accept.
@@ -53,13 +57,16 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         super().__init__(spec)
         self.loaded: LoadedDevice = devices.serving(spec)
         self._name, self._decode_type = name, decode_type
-        self._checker = CallChecker(spec)
+        self._checker = CallChecker(spec, returns_lse=can_return_lse)
+        self.can_return_lse = can_return_lse
         cache = spec.kv_cache_spec
         if spec.mla is None or not isinstance(cache, MLAAttentionSpec):
             raise UnsupportedOptionError(f"{name} serves layers with a cache of latents alone.")
-        if cache.is_quantized and cache.dtype is not torch.float8_e4m3fn:
+        own = self.loaded.device.fp8_dtype
+        if cache.is_quantized and cache.dtype is not own:
             raise UnsupportedOptionError(
-                f"a cache of {cache.dtype} is not served by {name}; allowed: torch.float8_e4m3fn."
+                f"a cache of {cache.dtype} is not served by {name} on {self.loaded.device.arch}; "
+                f"allowed: {own}."
             )
         self.dims: MLADims = spec.mla
         self.is_quantized = cache.is_quantized

@@ -1,0 +1,1 @@
+"""What prefills over latents on AMD GPUs alone, one file each; torch's is in attn-torch."""
