@@ -98,9 +98,6 @@ def _request(row: Row) -> AttentionRequest:
 
 def latent_rules() -> Iterator[Rule]:
     """Why these are decided otherwise."""
-    from attn_shared.registry import DEFAULT_REGISTRY
-
-    provided = set(DEFAULT_REGISTRY.names("mla_prefill"))
 
     def rule(name: str, reason: str, evidence: str, explains: object) -> Rule:
         return Rule(
@@ -111,13 +108,13 @@ def latent_rules() -> Iterator[Rule]:
             explains=explains,  # type: ignore[arg-type]
         )
 
-    if "ROCM_AITER_FA" not in provided:
-        yield rule(
-            "not provided yet: AITER's prefill over latents",
-            "Its place is taken by a portable one.",
-            "`attn list --all`",
-            lambda d: d.code == "chosen" and d.there == "ROCM_AITER_FA",
-        )
+    yield rule(
+        "an AITER that counts as absent is passed over",
+        "The rows without AITER are decided by a policy that avoids it, and what is avoided is "
+        "asked for no reasons.",
+        "recorded.policy_of; `attn explain`",
+        lambda d: d.subject == "ROCM_AITER_FA" and d.side == "there" and d.row["aiter"] == "absent",
+    )
     yield rule(
         "latents are prefilled by a portable kernel where no vendor's serves them",
         "v0.25.1 has no prefill for float32, and none on AMD GPUs without AITER, whose model then "

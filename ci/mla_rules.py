@@ -9,7 +9,7 @@ from differences import Difference, Rule
 __all__ = ["mla_rules"]
 
 FILES = ("decisions", "forced")
-VENDORS = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA")
+VENDORS = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "ROCM_AITER_MLA")
 FACTS = "vLLM 0.25.1's own classes, run with a mocked device"
 FP8 = ("fp8", "fp8_e4m3")
 
@@ -61,6 +61,17 @@ def _devices() -> Iterator[Rule]:
     )
 
     yield _rule(
+        "AITER decodes latents on gfx942 and gfx950",
+        lambda d: (
+            d.subject == "ROCM_AITER_MLA"
+            and (d.code, d.side) == ("device", "here")
+            and d.row["arch"] not in ("gfx942", "gfx950")
+        ),
+        reason="v0.25.1 never asks the device where the name is forced; elsewhere AITER has no "
+        "machine code.",
+        evidence="aiter/jit/core.py and hsa/ of ROCm/aiter at e4048607a5",
+    )
+    yield _rule(
         "a named backend over latents is answered by its own capability",
         lambda d: (
             d.subject in VENDORS
@@ -89,12 +100,12 @@ def _kernels() -> Iterator[Rule]:
     yield _rule(
         "kernels over latents of 512 beside 64 take no others",
         lambda d: (
-            d.subject in ("FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA")
+            d.subject in ("FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "ROCM_AITER_MLA")
             and (d.code, d.side) == ("head_size", "here")
-            and d.config["head_size"] == 320
+            and (d.config["head_size"] == 320 or d.subject == "ROCM_AITER_MLA")
         ),
-        reason="The recorded classes admit entries of 320, and the call then refuses them; "
-        "trtllm-gen has kernels for both.",
+        reason="The recorded classes admit entries of 320, AITER's of any width, and the call "
+        "then refuses them; trtllm-gen has kernels for both.",
         evidence="the libraries' own checks: head_size_v of 512 alone, D_latent of 512",
     )
     yield _rule(

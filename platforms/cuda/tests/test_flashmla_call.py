@@ -9,8 +9,8 @@ from mla_testing import decodes, latent_layer
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.vendors.flash_mla import SGL_FLASH_MLA, TOKENSPEED_FLASH_MLA
 from attn_cuda._flashmla_call import FlashMLACall, schedules
-from attn_shared.mla_edges import to_contract_lse
 from attn_cuda._vendor.flash_mla import extra_for
+from attn_shared.mla_edges import to_contract_lse
 
 BUILDS = pytest.mark.parametrize("stub", [TOKENSPEED_FLASH_MLA, SGL_FLASH_MLA])
 

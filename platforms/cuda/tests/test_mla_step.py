@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from attn_shared.mla_edges import Scale, to_contract_lse
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import in_pages, kernel_table, with_safe_rows
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.mla_edges import Scale, to_contract_lse
 
 
 def test_blocks_become_pages_without_a_copy() -> None:

@@ -12,7 +12,7 @@ import torch
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.suite import stubbed_subject
-from attn_conformance.stubs.vendors.aiter import AITER_0_1_7, AITER_HEAD
+from attn_conformance.stubs.vendors.aiter_mla import AITER_MLA_0_1_7, AITER_MLA_HEAD
 from attn_conformance.subject import Subject
 from attn_rocm import _aiter_loaded
 from attn_rocm.backends.rocm_aiter_fa import AiterFlashBackend
@@ -46,7 +46,7 @@ MI355X = preset("mi355x")
 WHEEL = "wheel"
 HEAD = "head"
 
-STUBS: dict[str, VendorStub] = {WHEEL: AITER_0_1_7, HEAD: AITER_HEAD}
+STUBS: dict[str, VendorStub] = {WHEEL: AITER_MLA_0_1_7, HEAD: AITER_MLA_HEAD}
 
 
 def request(**fields: Any) -> AttentionRequest:

@@ -80,7 +80,7 @@ def test_heads_are_padded_by_repetition_and_sliced_back(
             scales=scales,
             with_lse=call.returns_lse,
         )
-    arguments = {
+    arguments: dict[str, Any] = {
         "scale": layer.scale,
         "kv_lora_rank": 512,
         "query_start_loc": starts,

@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from attn_shared.mla_edges import to_contract_lse
 from attn_shared.backend import AttentionLayer, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.loaded_devices import LoadedDevice, LoadedDevices
+from attn_shared.mla_edges import to_contract_lse
 from attn_shared.mla_metadata import MLAMetadata
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec

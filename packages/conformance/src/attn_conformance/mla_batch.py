@@ -22,6 +22,7 @@ from attn_shared.accuracy import eager_mla_decode
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_reference import eager_mla_attention, mla_attention
+from attn_shared.quantization import FP8_DTYPES
 from attn_shared.reference import ReferenceResult
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec
@@ -61,6 +62,7 @@ class MLABatch:
         kv_cache: without the step's new tokens.
         written_cache: the same with them, as torch writes them.
         placement: which blocks are in use.
+        fp8_products: over an fp8 cache eager decodes multiply in the cache's dtype.
     """
 
     case: Case
@@ -75,6 +77,7 @@ class MLABatch:
     kv_cache: Tensor
     written_cache: Tensor
     placement: Placement
+    fp8_products: bool = False
 
     @property
     def dims(self) -> MLADims:
@@ -85,9 +88,11 @@ class MLABatch:
         """Return the answer of every row over latents, in float64 and of eager attention."""
         arguments = self._arguments() | {"kv_lora_rank": self.dims.kv_lora_rank}
         tensors = (_home(self.absorbed), _home(self.written_cache))
+        dtype = self.written_cache.dtype
+        compute = dtype if self.fp8_products and dtype in FP8_DTYPES else None
         return (
             reference.mla_decode(*tensors, **arguments),
-            eager_mla_decode(*tensors, **arguments),
+            eager_mla_decode(*tensors, **arguments, compute_dtype=compute),
         )
 
     def expected_prefill(self) -> tuple[ReferenceResult, ReferenceResult]:

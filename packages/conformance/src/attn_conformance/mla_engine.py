@@ -151,7 +151,8 @@ def _nan_lse(batch: MLABatch, count: int) -> Tensor:
 def mla_batch(subject: Subject, case: Case) -> MLABatch:
     """Make the tensors of a case on the subject's device."""
     flavour = subject.facts.fp8_dtype or torch.float8_e4m3fn
-    return make_mla_batch(case, subject.device, fp8_e4m3_dtype=flavour)
+    batch = make_mla_batch(case, subject.device, fp8_e4m3_dtype=flavour)
+    return replace(batch, fp8_products=subject.capability.fp8_products)
 
 
 def mla_engine(subject: Subject, batch: MLABatch, **config: Any) -> MLAEngine:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attn_shared.mla_edges import Scale
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import vllm_cutlass_mla
+from attn_shared.mla_edges import Scale
 from attn_shared.mla_heads import padded_heads
 from attn_shared.spec import LayerSpec
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from attn_cuda._fa_calls import schedule
 from attn_cuda._fa_providers import Provider
 from attn_cuda._fa_step import KeyStep
-from attn_shared.mla_edges import Scale
 from attn_cuda._vendor import flash_attn_3, vllm_flash_attn
 from attn_shared.capability import Reason
 from attn_shared.inventory import Inventory, VendorEntry
+from attn_shared.mla_edges import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["INTERFACES", "LIBRARIES", "FlashAttnMLACall", "latent_schedule", "resolve_provider"]

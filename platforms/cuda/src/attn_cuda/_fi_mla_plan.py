@@ -10,9 +10,9 @@ from torch import Tensor
 
 from attn_cuda._fi_pages import page_indices, pages_of, require_pages
 from attn_cuda._fi_wrappers import Planner
-from attn_shared.mla_edges import Scale
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._vendor.flashinfer_mla import Interface
+from attn_shared.mla_edges import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["PlannedMLA"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_shared.mla_edges import Scale, to_contract_lse
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor.flashinfer_mla import Interface
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.mla_edges import Scale, to_contract_lse
 from attn_shared.quantization import quantize_fp8
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec

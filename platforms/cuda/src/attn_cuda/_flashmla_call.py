@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_shared.mla_edges import Scale
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import flash_mla
+from attn_shared.mla_edges import Scale
 from attn_shared.quantization import quantize_fp8
 from attn_shared.spec import LayerSpec
 

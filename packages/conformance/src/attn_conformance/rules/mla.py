@@ -130,7 +130,7 @@ def _split(depth: Depth, fit: Fit) -> Iterator[Case]:
     n = fit.block_size
     yield fit.mla_case("singles", (1, 1, 1, 30), (n, 9, 1, 30 + n))
     yield fit.mla_case("uniform", (2, 2, 2, 30), (n, 9, 2, 30))
-    yield fit.mla_case("mixed", (2, 1, 3, 30), (n, 9, 3, 30))
+    yield fit.mla_case("mixed", (1, 2, 3, 30), (n, 9, 3, 30))
     yield fit.mla_case("empty", (1, 0, 1, 0), (n, 0, 9, 0))
 
 

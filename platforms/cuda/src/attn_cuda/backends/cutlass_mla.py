@@ -11,7 +11,6 @@ from torch import Tensor
 
 from attn_cuda._cutlass_mla_call import PAGE_SIZE, CutlassMLACall, workspace_bytes
 from attn_cuda._mla_capability import BATCHES, cutlass_mla
-from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import vllm_cutlass_mla
@@ -22,6 +21,7 @@ from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.workspace import Workspace

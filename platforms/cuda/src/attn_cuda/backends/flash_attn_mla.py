@@ -14,7 +14,6 @@ from attn_cuda._fa_mla_call import FlashAttnMLACall, latent_schedule, resolve_pr
 from attn_cuda._fa_providers import Provider
 from attn_cuda._fa_step import KeyStep
 from attn_cuda._mla_capability import BATCHES, flash_attn_mla
-from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.alignment import is_aligned
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability, Reason
@@ -24,11 +23,12 @@ from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
 from attn_shared.request import MLADims
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
-from attn_shared.step_buffers import Buffers
+from attn_shared.step_buffers import Buffers, is_captured
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory

@@ -14,7 +14,6 @@ from attn_cuda._fi_mla_trtllm import TABLE_TOKENS, TrtllmMLA, trtllm_page_size
 from attn_cuda._fi_mla_wrappers import LentPlan, Wrappers
 from attn_cuda._fi_wrappers import shared_workspace
 from attn_cuda._mla_capability import BATCHES, flashinfer_mla, is_blackwell
-from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import flashinfer_mla as vendor
@@ -26,6 +25,7 @@ from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.request import MLADims
 from attn_shared.spec import BuildConfig, LayerSpec

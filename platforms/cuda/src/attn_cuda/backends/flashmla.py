@@ -12,7 +12,6 @@ from torch import Tensor
 from attn_cuda._fa_edges import Descales
 from attn_cuda._flashmla_call import PAGE_SIZE, FlashMLACall, FlashMLASchedules, schedules
 from attn_cuda._mla_capability import BATCHES, flashmla
-from attn_shared.mla_impl import VendorMLAImpl
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import flash_mla
@@ -23,6 +22,7 @@ from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
+from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured

@@ -11,7 +11,6 @@ from torch import Tensor
 from attn_cuda._fa_calls import kernel_for, load
 from attn_cuda._fa_providers import LIBRARIES, Provider, libraries_for, resolve_provider
 from attn_cuda._fa_step import Extras, KeyStep
-from attn_shared.mla_edges import Scale
 from attn_shared.alignment import aligned, is_aligned
 from attn_shared.capability import Capability, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
@@ -19,6 +18,7 @@ from attn_shared.errors import UnsupportedOptionError
 from attn_shared.inventory import Inventory, VendorStatus
 from attn_shared.limits import DeviceLimit
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
+from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill, padded_value, prefill_capability, prefill_request
 from attn_shared.request import AttentionRequest, AttentionType, MLADims
 from attn_shared.served import request_of

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fi_wrappers import Planner, shared_workspace
-from attn_shared.mla_edges import Scale
 from attn_cuda._vendor import flashinfer
 from attn_cuda.mla_prefills._blackwell import DEEPSEEK, blackwell_prefill, natural
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.loaded_devices import import_vendor
+from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.request import MLADims
 
