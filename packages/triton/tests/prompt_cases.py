@@ -73,4 +73,11 @@ def prompt_cases() -> tuple[Case, ...]:
             query_lens=(70, 3),
             seq_lens=(100, 65),
         ),
+        replace(
+            _MIXED,
+            name="cross-attention, copied",
+            attn_type=AttentionType.ENCODER_DECODER,
+            query_lens=(70, 3, 65),
+            seq_lens=(300, 65, 70),
+        ),
     )

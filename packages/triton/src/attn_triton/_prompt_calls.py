@@ -177,6 +177,7 @@ class PromptCalls:
             grid.decode_tokens,
             0 if metadata.block_table is None else metadata.block_table.stride(0),
             chunks,
+            count,
         )
         found = [token_matrix(each, count) for each in rows]
         matrices = [each for each in found if each is not None]

@@ -74,7 +74,7 @@ class PromptPlanner:
             common,
             rows=tile.rows,
             most_tokens=decode_tokens,
-            is_cache_free=self._is_cache_free,
+            attn_type=layer.attn_type,
             is_bound=is_bound or planner.is_invariant,
         )
         size = blocks_size(common.num_reqs, prompts.num_blocks)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.request import AttentionType
 from attn_triton._steps import query_lens
+from attn_triton._visibility import CACHE_FREE
 from attn_triton.prompt_tiles import PromptTile
 
 __all__ = ["COPIED_TOKENS", "CopyRoom", "PromptGrid", "Prompts", "blocks_size", "prompts_of"]
@@ -91,7 +93,7 @@ def prompts_of(
     *,
     rows: int,
     most_tokens: int,
-    is_cache_free: bool,
+    attn_type: AttentionType,
     is_bound: bool,
 ) -> Prompts:
     """Return what the host knows of the requests of more than `most_tokens` query tokens.
@@ -100,10 +102,11 @@ def prompts_of(
         common: the batch.
         rows: query tokens of a block.
         most_tokens: query tokens up to which a request decodes.
-        is_cache_free: keys come with the call.
+        attn_type: whose keys the lengths count.
         is_bound: return bounds for every batch of as many requests and tokens.
     """
     count, tokens = common.num_reqs, common.num_actual_tokens
+    is_cache_free, is_cross = attn_type in CACHE_FREE, attn_type is AttentionType.ENCODER_DECODER
     if is_bound:
         return Prompts(
             num_blocks=count + tokens // rows,
@@ -113,10 +116,10 @@ def prompts_of(
         )
     lens = query_lens(common)
     is_long = [length > most_tokens for length in lens]
-    known = common.seq_lens_cpu
+    known = common.encoder_seq_lens_cpu if is_cross else common.seq_lens_cpu
     keys = None if known is None or is_cache_free else _chosen(known.tolist(), is_long)
     queries = _chosen(lens, is_long)
-    is_exact = keys is not None and common.seq_lens_cpu_is_exact
+    is_exact = not is_cross and common.seq_lens_cpu_is_exact
     return Prompts(
         num_blocks=sum(-(-length // rows) for length in queries),
         longest=common.max_seq_len if keys is None else max(keys, default=0),

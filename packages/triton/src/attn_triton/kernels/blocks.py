@@ -70,7 +70,7 @@ def plan_blocks(
         tl.store(records + 2 * place + 1, (blocks - 1 - i) * rows, mask=live)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "decode_tokens", "table_stride", "chunks"])
+@triton.jit(do_not_specialize=["num_reqs", "decode_tokens", "table_stride", "chunks", "most_rows"])
 def copy_pages(
     k_ptr,
     v_ptr,
@@ -84,6 +84,7 @@ def copy_pages(
     decode_tokens,
     table_stride,
     chunks,
+    most_rows,
     HK: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -109,6 +110,7 @@ def copy_pages(
         k_rows: (rows, HK, D).
         v_rows: (rows, HK, DV).
         chunks: of ROWS keys that a request has at most.
+        most_rows: that there is room for; lengths that the host did not know end there.
     """
     head = tl.program_id(0) % HK
     at = tl.program_id(0) // HK % chunks * ROWS
@@ -120,10 +122,11 @@ def copy_pages(
     if query_len <= decode_tokens or at >= stop:
         return
     n = at + tl.arange(0, ROWS)
-    live = n < stop
+    first = tl.load(blocks_ptr + _HEADER + b)
+    live = n < tl.minimum(stop, most_rows - first)
     table = table_ptr + b.to(tl.int64) * table_stride
     page = tl.load(table + n // PAGE, mask=live, other=0).to(tl.int64)
-    row = tl.load(blocks_ptr + _HEADER + b) + n.to(tl.int64)
+    row = first + n.to(tl.int64)
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
     k_at = page * K_BLOCK + n % PAGE * K_TOKEN + head * K_HEAD
