@@ -16,7 +16,7 @@ from attn_conformance.subject import Subject
 from attn_conformance.suite import Suite
 from attn_shared.arch import parse_arch
 from attn_shared.spec import LayerSpec
-from attn_triton import _prompt_calls
+from attn_triton import _prompt_programs
 from attn_triton._route import Context, Fresh, Route, plain_because, route_of, tile_of
 from attn_triton._rows import cache_matrix, token_matrix
 from attn_triton.prompt_tiles import section_heads
@@ -35,7 +35,7 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[Route | None]:
         seen.append(route_of(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(_prompt_calls, "route_of", watched)
+    monkeypatch.setattr(_prompt_programs, "route_of", watched)
     return seen
 
 
@@ -122,7 +122,7 @@ def test_where_keys_are_read() -> None:
             "is_stored_alike": True,
             "has_fresh": True,
             "has_context": True,
-            "copied_bytes": 1000,
+            "may_copy": True,
         }
         found = route_of(spec or layer(), tile, **{**facts, **options})
         return None if found is None else (found.context, found.fresh)
@@ -132,9 +132,8 @@ def test_where_keys_are_read() -> None:
     assert route(page=64, has_fresh=False) == (Context.PAGES, Fresh.NONE)
     assert route() == (Context.ROWS, Fresh.STEP)
     assert route(has_fresh=False, has_context=False) == (Context.ROWS, Fresh.NONE)
-    assert route(copied_bytes=None) is None
-    assert route(copied_bytes=2**30) is None
-    assert route(copied_bytes=2**30, page=128) == (Context.PAGES, Fresh.STEP)
+    assert route(may_copy=False) is None
+    assert route(may_copy=False, page=128) == (Context.PAGES, Fresh.STEP)
     # An fp8 cache is copied, and its keys are not mixed with others that have no scale.
     assert route(page=64, is_stored_alike=False) == (Context.ROWS, Fresh.NONE)
     sharing = layer(kv_sharing_target="other")
@@ -143,24 +142,24 @@ def test_where_keys_are_read() -> None:
 
 def test_rows_of_tokens() -> None:
     fused = torch.zeros(5, 6, 64, dtype=torch.bfloat16)
-    matrix = token_matrix(fused[:, 2:4], 4)
+    matrix = token_matrix(fused[:, 2:4])
     assert matrix is not None
-    assert (matrix.rows, matrix.columns, matrix.stride) == (4, 128, 384)
+    assert (matrix.columns, matrix.stride) == (128, 384)
     assert (matrix.head_rows, matrix.head_columns) == (0, 64)
-    assert token_matrix(fused.transpose(0, 1), 5) is None  # heads apart
-    assert token_matrix(fused.view(-1)[4:-380].view(4, 6, 64), 4) is None  # 8 bytes off
-    assert token_matrix(fused.mT, 5) is None
+    assert token_matrix(fused.transpose(0, 1)) is None  # heads apart
+    assert token_matrix(fused.view(-1)[4:-380].view(4, 6, 64)) is None  # 8 bytes off
+    assert token_matrix(fused.mT) is None
 
 
 def test_rows_of_a_cache() -> None:
     # keys and values of a block beside each other: 2 x 16 tokens x 8 heads x 128
     nhd = cache_matrix(0, (32768, 1024, 128), (10, 16, 8, 128), 2)
     assert nhd is not None
-    assert (nhd.rows, nhd.columns, nhd.stride) == (9 * 32 + 16, 1024, 1024)
+    assert (nhd.rows, nhd.columns, nhd.stride) == (16, 1024, 1024)
     assert (nhd.block_rows, nhd.head_rows, nhd.head_columns) == (32, 0, 128)
     hnd = cache_matrix(0, (32768, 128, 2048), (10, 16, 8, 128), 2)
     assert hnd is not None
-    assert (hnd.rows, hnd.columns, hnd.stride) == (9 * 256 + 7 * 16 + 16, 128, 128)
+    assert (hnd.rows, hnd.columns, hnd.stride) == (7 * 16 + 16, 128, 128)
     assert (hnd.block_rows, hnd.head_rows, hnd.head_columns) == (256, 16, 0)
     assert cache_matrix(8, (32768, 1024, 128), (10, 16, 8, 128), 2) is None
     assert cache_matrix(0, (32769, 1024, 128), (10, 16, 8, 128), 2) is None

@@ -16,7 +16,7 @@ from attn_shared.spec import LayerSpec
 from attn_triton._capability import NAME
 from attn_triton._keys import KeysValues, KeysValuesTensors, Strides
 from attn_triton._metadata import Step, TritonAttentionMetadata
-from attn_triton._prompt_calls import PromptCall, PromptCalls
+from attn_triton._prompt_calls import PromptCalls
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
 from attn_triton.launch import Handle, Launcher
@@ -129,12 +129,21 @@ class LayerCalls:
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
         shape = metadata.shape
-        if metadata.prompts is not None and self._run_prompts(
-            layer, query, output, lse, keys, tensors, fresh, scales, metadata
+        if metadata.prompts is not None and self._prompts.run(
+            query,
+            output,
+            lse,
+            fresh,
+            keys,
+            tensors,
+            (layer.sinks, scales.k_tensor, scales.v_tensor),
+            (self._scale * scales.k, scales.v, self._cap),
+            scales.mode,
+            metadata,
         ):
             if step.decode is None:
                 return
-            shape, step = metadata.decode_shape, step._replace(prefill=None)
+            shape, step = metadata.decode_shape, metadata.decode_step(self.visibility, step)
         key = (
             shape,
             query.stride(),
@@ -175,35 +184,6 @@ class LayerCalls:
         arguments = (query, *tensors()[:2], output, lse)
         _launch(programs.launchers, step, _TENSORS, arguments, own, numbers)
         programs.remember(presence, step, arguments, own, numbers)
-
-    def _run_prompts(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        output: Tensor,
-        lse: Tensor | None,
-        keys: KeysValues,
-        tensors: Callable[[], KeysValuesTensors],
-        fresh: tuple[Tensor, Tensor] | None,
-        scales: _Scales,
-        metadata: TritonAttentionMetadata,
-    ) -> bool:
-        """Run long prompts on their own kernel; return False where the plain one has to."""
-        call = PromptCall(
-            query=query,
-            output=output,
-            lse=lse,
-            fresh=fresh,
-            keys=keys,
-            tensors=tensors,
-            scale=self._scale * scales.k,
-            v_scale=scales.v,
-            cap=self._cap,
-            scales_mode=scales.mode,
-            scales=(scales.k_tensor, scales.v_tensor),
-            sinks=layer.sinks,
-        )
-        return self._prompts.run(call, metadata)
 
     def _scales(
         self,

@@ -105,12 +105,21 @@ class TritonAttentionMetadata:
     stats: Tensor
     num_kv_heads: int
     _steps: dict[Visibility, Step] = field(init=False, repr=False, default_factory=dict)
+    _decode_steps: dict[Visibility, Step] = field(init=False, repr=False, default_factory=dict)
+    _prompt_launches: dict[int, Launch] = field(init=False, repr=False, default_factory=dict)
 
     def step(self, visibility: Visibility) -> Step | None:
         """Return the launches of layers of one visibility; None where none was planned for it."""
         found = self._steps.get(visibility)
         if found is None and visibility in self.plans:
             found = self._steps[visibility] = self._step(self.plans[visibility])
+        return found
+
+    def decode_step(self, visibility: Visibility, step: Step) -> Step:
+        """Return a step, from `step`, without the prefill kernel."""
+        found = self._decode_steps.get(visibility)
+        if found is None:
+            found = self._decode_steps[visibility] = step._replace(prefill=None)
         return found
 
     @property
@@ -172,6 +181,23 @@ class TritonAttentionMetadata:
                 0 if self.ranges is None else self.ranges.shape[1],
             ),
         )
+
+    def prompt_launch(self, grid: PromptGrid, num_heads: int) -> Launch:
+        """Return what the kernel for long prompts is handed in each layer of so many heads."""
+        found = self._prompt_launches.get(num_heads)
+        if found is None:
+            found = self._prompt_launches[num_heads] = Launch.of(
+                grid.prompts.num_blocks * num_heads,
+                (
+                    grid.blocks,
+                    self.block_table,
+                    self.key_lens,
+                    self.query_start_loc,
+                    self.causal_flags,
+                ),
+                (self.num_reqs, grid.section_heads, self._table_stride),
+            )
+        return found
 
     @property
     def _table_stride(self) -> int:

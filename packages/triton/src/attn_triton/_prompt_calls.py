@@ -1,59 +1,27 @@
-"""One layer's launches of the kernel for long prompts."""
+"""One layer's launches of the kernel for long prompts: descriptors made, few looks per call."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from attn_shared.spec import LayerSpec
 from attn_triton._keys import KeysValues, KeysValuesTensors
-from attn_triton._metadata import TritonAttentionMetadata
+from attn_triton._metadata import Launch, TritonAttentionMetadata
+from attn_triton._prompt_programs import Matrices, PromptProgram, program_for
 from attn_triton._prompts import COPIED_TOKENS, PromptGrid
-from attn_triton._route import Context, Fresh, Route, plain_because, route_of
-from attn_triton._rows import Matrix, cache_matrix, token_matrix
+from attn_triton._route import Context
 from attn_triton._visibility import Visibility
-from attn_triton.launch import Launcher
-from attn_triton.machine import machine_of
 
-__all__ = ["PromptCall", "PromptCalls"]
+__all__ = ["PromptCalls"]
 
-Matrices = tuple[Matrix, Matrix]
-"""Of keys and of values."""
+_ALIGNMENT = 15  # bits of an address that must be 0 for descriptors and the widest accesses
+_MOST_CACHES = 64  # whose descriptors are kept
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCall:
-    """What a layer hands over for a step's long prompts.
-
-    Attributes:
-        query: (T, Hq, D).
-        output: (T, Hq, Dv).
-        lse: (Hq, T), or None.
-        fresh: the step's keys and values, (T, Hkv, D) and (T, Hkv, Dv), or None.
-        keys: where the cached ones are.
-        tensors: returns the same as tensors.
-        scale, v_scale, cap: factors on logits and values, and the cap on logits.
-        scales_mode: 0 none, 1 per tensor, 2 per kv head.
-        scales: of the cache's keys and values, on the device.
-        sinks: (Hq,), or None.
-    """
-
-    query: Tensor
-    output: Tensor
-    lse: Tensor | None
-    fresh: tuple[Tensor, Tensor] | None
-    keys: KeysValues
-    tensors: Callable[[], KeysValuesTensors]
-    scale: float
-    v_scale: float
-    cap: float
-    scales_mode: int
-    scales: tuple[Tensor | None, Tensor | None]
-    sinks: Tensor | None
+_Own = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Sinks, and scales of keys and values."""
 
 
 class PromptCalls:
@@ -67,282 +35,197 @@ class PromptCalls:
     def __init__(self, spec: LayerSpec, visibility: Visibility) -> None:
         self._spec = spec
         self._seen = visibility
-        self._launchers: dict[Any, Launcher] = {}
-        self._copiers: dict[Any, Launcher] = {}
-        self._served: dict[Any, bool] = {}
+        self._programs: dict[Any, PromptProgram | None] = {}
+        self._described: dict[Any, tuple[Any, Any]] = {}
+        self._current_device: Callable[[], int] | None = None
 
-    def run(self, call: PromptCall, metadata: TritonAttentionMetadata) -> bool:
-        """Launch it; return False where the plain kernel has to run instead."""
-        grid = metadata.prompts
-        if grid is None or not self._is_served(call, grid):
-            return False
-        query = token_matrix(call.query, metadata.num_actual_tokens)
-        if query is None:
-            return False
-        fresh, cached = self._fresh(call, metadata), self._cached(call.keys)
-        route = self._route(call, grid, fresh is not None, cached)
-        if route is None:
-            return False
-        keys: tuple[Any, Any] = (None, None)
-        if route.context is Context.ROWS:
-            cached, keys = self._copy(call, grid, metadata, is_context=route.fresh is Fresh.STEP)
-        elif route.context is Context.PAGES and cached is not None:
-            keys = self._described(call.keys, call.tensors, cached, grid.tile.keys)
-        self._launch(call, grid, metadata, route, query, fresh, cached, keys)
-        return True
-
-    def _is_served(self, call: PromptCall, grid: PromptGrid) -> bool:
-        key = (call.keys.dtype, call.query.device, grid.is_invariant)
-        found = self._served.get(key)
-        if found is None:
-            arch = machine_of(call.query.device).arch
-            reason = plain_because(
-                self._spec, arch, call.keys.dtype, is_invariant=grid.is_invariant
-            )
-            found = self._served[key] = reason is None
-        return found
-
-    def _fresh(self, call: PromptCall, metadata: TritonAttentionMetadata) -> Matrices | None:
-        """Return the step's keys and values as matrices; None where none may be read."""
-        if call.fresh is None:
-            return None
-        tokens = metadata.num_keys or metadata.num_actual_tokens
-        key, value = (token_matrix(each, tokens) for each in call.fresh)
-        return None if key is None or value is None else (key, value)
-
-    def _cached(self, keys: KeysValues) -> Matrices | None:
-        if not keys.page:
-            return None
-        return _cache_matrices(keys, self._spec)
-
-    def _route(
-        self, call: PromptCall, grid: PromptGrid, has_fresh: bool, cached: Matrices | None
-    ) -> Route | None:
-        spec, count = self._spec, grid.prompts.num_keys
-        token = spec.num_kv_heads * (spec.head_size + spec.head_size_v) * spec.dtype.itemsize
-        return route_of(
-            spec,
-            grid.tile,
-            page=call.keys.page,
-            is_stored_alike=call.keys.dtype is spec.dtype and cached is not None,
-            has_fresh=has_fresh,
-            has_context=grid.prompts.has_context,
-            copied_bytes=None if count is None else count * token,
-        )
-
-    def _described(
+    def run(
         self,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        fresh: tuple[Tensor, Tensor] | None,
         keys: KeysValues,
         tensors: Callable[[], KeysValuesTensors],
-        cached: Matrices,
-        tile: int,
-    ) -> tuple[Any, Any]:
-        """Return descriptors of a cache; on a GPU by address, so that they keep nothing alive."""
-        from attn_triton.kernels.describing import Place
-
-        widths = (self._spec.head_size, self._spec.head_size_v)
-        bases: tuple[Any, Any] = (Place(keys.key, keys.dtype), Place(keys.value, keys.dtype))
-        if keys.device.type == "cpu":  # the interpreter wants tensors
-            bases = tensors()[:2]
-        first, second = (
-            _describe(base, matrix, (tile, width))
-            for base, matrix, width in zip(bases, cached, widths, strict=True)
-        )
-        return first, second
-
-    def _copy(
-        self,
-        call: PromptCall,
-        grid: PromptGrid,
+        own: _Own,
+        numbers: tuple[float, float, float],
+        scales_mode: int,
         metadata: TritonAttentionMetadata,
-        *,
-        is_context: bool,
-    ) -> tuple[Matrices, tuple[Any, Any]]:
-        """Copy keys out of pages; return the rows as matrices, and descriptors of them."""
-        spec, keys = self._spec, call.keys
-        widths = (spec.head_size, spec.head_size_v)
-        count = max(1, grid.prompts.num_keys or 0)
-        rows = grid.room.rows(call.query, count, spec.num_kv_heads, widths)
-        chunks = -(-grid.prompts.longest // COPIED_TOKENS)
-        sources = call.tensors()[:2]
-        self._copier(keys, is_context)(
-            (metadata.num_reqs * chunks * spec.num_kv_heads, 1, 1),
-            *sources,
-            *rows,
-            grid.blocks,
-            metadata.block_table,
-            metadata.key_lens,
-            metadata.query_start_loc,
-            metadata.num_reqs,
-            grid.decode_tokens,
-            0 if metadata.block_table is None else metadata.block_table.stride(0),
-            chunks,
-            count,
-        )
-        found = [token_matrix(each, count) for each in rows]
-        matrices = [each for each in found if each is not None]
-        first, second = (
-            _describe(base, matrix, (grid.tile.keys, width))
-            for base, matrix, width in zip(rows, matrices, widths, strict=True)
-        )
-        return (matrices[0], matrices[1]), (first, second)
+    ) -> bool:
+        """Launch it; return False where the plain kernel has to run instead.
 
-    def _copier(self, keys: KeysValues, is_context: bool) -> Launcher:
-        key = (keys.strides, keys.page, is_context)
-        found = self._copiers.get(key)
+        Args:
+            query: (T, Hq, D).
+            output: (T, Hq, Dv).
+            lse: (Hq, T), or None.
+            fresh: the step's keys and values, (T, Hkv, D) and (T, Hkv, Dv), which may be read in
+                the cache's stead, or None.
+            keys: where the cached ones are.
+            tensors: returns the same as tensors.
+            own: the layer's sinks and scales.
+            numbers: factors on logits and on values, and the cap on logits.
+            scales_mode: 0 none, 1 per tensor, 2 per kv head.
+            metadata: the step.
+        """
+        grid = metadata.prompts
+        if grid is None:
+            return False
+        program = self._program(grid, query, output, fresh, keys, metadata.causal, scales_mode)
+        if program is None:
+            return False
+        if program.route.context is Context.NONE:
+            cached, own = (None, None), (own[0], None, None)
+        elif program.route.context is Context.PAGES:
+            cached = self._of_cache(program, keys, tensors)
+        else:
+            cached = self._copied(program, grid, query, tensors, metadata)
+        new = (None, None)
+        if program.fresh is not None and fresh is not None:
+            tokens = metadata.num_keys or metadata.num_actual_tokens
+            new = _describe_pair(fresh, program.fresh, tokens, program.tile.keys, self._widths)
+        rows = (metadata.num_actual_tokens, program.tile.block)
+        described = (_describe(query, program.query, *rows, self._spec.head_size), *cached, *new)
+        launch = metadata.prompt_launch(grid, self._spec.num_heads)
+        self._launch(program, launch, described, (output, lse), own, numbers)
+        return True
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self._spec.head_size, self._spec.head_size_v
+
+    def _program(
+        self,
+        grid: PromptGrid,
+        query: Tensor,
+        output: Tensor,
+        fresh: tuple[Tensor, Tensor] | None,
+        keys: KeysValues,
+        causal: int,
+        scales_mode: int,
+    ) -> PromptProgram | None:
+        strides, bits = None, 0
+        if fresh is not None:
+            strides = (fresh[0].stride(), fresh[1].stride())
+            bits = (fresh[0].data_ptr() | fresh[1].data_ptr()) & _ALIGNMENT
+        key = (
+            grid.kind,
+            query.stride(),
+            query.data_ptr() & _ALIGNMENT,
+            output.stride(),
+            strides,
+            bits,
+            keys.strides,
+            keys.page,
+            keys.dtype,
+            keys.bits & _ALIGNMENT,
+            causal,
+            scales_mode,
+        )
+        if key not in self._programs:
+            self._programs[key] = program_for(
+                self._spec, self._seen, grid, query, output, fresh, keys, causal, scales_mode
+            )
+        return self._programs[key]
+
+    def _of_cache(
+        self,
+        program: PromptProgram,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+    ) -> tuple[Any, Any]:
+        """Return descriptors of a cache; by address, they keep it neither alive nor in doubt."""
+        key = (keys.key, keys.value, keys.rows, keys.strides, program.tile.keys)
+        found = self._described.get(key)
         if found is None:
-            from attn_triton.kernels.blocks import copy_pages
-
-            names = ("K_BLOCK", "K_TOKEN", "K_HEAD", "V_BLOCK", "V_TOKEN", "V_HEAD")
-            constants = {
-                **dict(zip(names, (*keys.strides[0], *keys.strides[1]), strict=True)),
-                "HK": self._spec.num_kv_heads,
-                "D": self._spec.head_size,
-                "DV": self._spec.head_size_v,
-                "PAGE": keys.page,
-                "FRESH": is_context,
-                "ROWS": COPIED_TOKENS,
-            }
-            found = self._copiers[key] = Launcher(copy_pages, constants, num_warps=4)
+            if program.cached is None:
+                raise TypeError("a route over pages has matrices of the cache")
+            views = tensors()[:2]
+            found = tuple(
+                _describe(view, matrix, _rows_of(matrix, keys), program.tile.keys, width)
+                for view, matrix, width in zip(views, program.cached, self._widths, strict=True)
+            )
+            if keys.device.type != "cpu":  # there they are tensors
+                if len(self._described) >= _MOST_CACHES:
+                    self._described.clear()
+                self._described[key] = found
         return found
+
+    def _copied(
+        self,
+        program: PromptProgram,
+        grid: PromptGrid,
+        query: Tensor,
+        tensors: Callable[[], KeysValuesTensors],
+        metadata: TritonAttentionMetadata,
+    ) -> tuple[Any, Any]:
+        """Copy keys out of pages, and return descriptors of the rows that they are in then."""
+        table, copier = metadata.block_table, program.copier
+        if table is None or copier is None or program.cached is None:
+            raise TypeError("a route over rows has a table, a copier and matrices")
+        spec, count = self._spec, max(1, grid.prompts.num_keys or 0)
+        rows = grid.room.rows(query, count, spec.num_kv_heads, self._widths)
+        chunks = -(-grid.prompts.longest // COPIED_TOKENS)
+        step = (grid.blocks, table, metadata.key_lens, metadata.query_start_loc)
+        copier(
+            (metadata.num_reqs * chunks * spec.num_kv_heads, 1, 1),
+            (*tensors()[:2], *rows, *step),
+            (metadata.num_reqs, grid.decode_tokens, table.stride(0), chunks, count),
+        )
+        return _describe_pair(rows, program.cached, count, program.tile.keys, self._widths)
 
     def _launch(
         self,
-        call: PromptCall,
-        grid: PromptGrid,
-        metadata: TritonAttentionMetadata,
-        route: Route,
-        query: Matrix,
-        fresh: Matrices | None,
-        cached: Matrices | None,
-        keys: tuple[Any, Any],
+        program: PromptProgram,
+        launch: Launch,
+        described: Sequence[Any],
+        call: tuple[Tensor, Tensor | None],
+        own: _Own,
+        numbers: tuple[float, float, float],
     ) -> None:
-        spec, tile = self._spec, grid.tile
-        new: tuple[Any, Any] = (None, None)
-        if route.fresh is Fresh.NONE or fresh is None or call.fresh is None:
-            fresh = None
-        else:
-            widths = (spec.head_size, spec.head_size_v)
-            first, second = (
-                _describe(base, matrix, (tile.keys, width))
-                for base, matrix, width in zip(call.fresh, fresh, widths, strict=True)
-            )
-            new = (first, second)
-        is_scaled = route.context is not Context.NONE
-        mode = call.scales_mode if is_scaled else 0
-        launcher = self._launcher(
-            grid, metadata, route, query, call.output, fresh, cached if any(keys) else None, mode,
-            call.keys.page,
-        )  # fmt: skip
-        table = metadata.block_table if route.context is Context.PAGES else None
-        launcher(
-            (grid.prompts.num_blocks * spec.num_heads, 1, 1),
-            _describe(call.query, query, (tile.block, spec.head_size)),
-            *keys,
-            *new,
-            call.output,
-            call.lse,
-            grid.blocks,
-            table,
-            metadata.key_lens,
-            metadata.query_start_loc,
-            metadata.causal_flags,
-            call.sinks,
-            *(call.scales if mode else (None, None)),
-            metadata.num_reqs,
-            grid.section_heads,
-            0 if table is None else table.stride(0),
-            0 if call.lse is None else call.lse.stride(0),
-            call.scale,
-            call.v_scale,
-            call.cap,
+        """Launch by the handle where all that it relies on is so, else by the launcher."""
+        output, lse = call
+        rest = (*launch.numbers, 0 if lse is None else lse.stride(0), *numbers)
+        places = [None if each is None else each.data_ptr() for each in (output, lse, *own)]
+        is_aligned = launch.is_aligned and not any(
+            place & _ALIGNMENT for place in places if place is not None
         )
+        handle = program.handles.get((lse is None, own[1] is None)) if is_aligned else None
+        if handle is not None and handle.device_index == self._device():
+            handle(launch.grid, *described, *places[:2], *launch.addresses, *places[2:], *rest)
+            return
+        arguments = (*described, *call, *launch.tensors, *own, *rest)
+        program.launcher(launch.grid, *arguments)
+        if is_aligned and not program.launcher.is_interpreted:
+            handle = program.launcher.handle(*arguments)
+            program.handles[lse is None, own[1] is None] = handle
 
-    def _launcher(
-        self,
-        grid: PromptGrid,
-        metadata: TritonAttentionMetadata,
-        route: Route,
-        query: Matrix,
-        output: Tensor,
-        fresh: Matrices | None,
-        cached: Matrices | None,
-        scales_mode: int,
-        page: int,
-    ) -> Launcher:
-        places = (
-            query.head_columns,
-            *output.stride()[:2],
-            *((0, 0, 0) if cached is None else _place(cached[0])),
-            *((0, 0, 0) if cached is None else _place(cached[1])),
-            *((0, 0) if fresh is None else (each.head_columns for each in fresh)),
-        )
-        key = (grid.tile, route, page, places, metadata.causal, scales_mode)
-        found = self._launchers.get(key)
-        if found is None:
-            found = self._launchers[key] = self._make(*key)
-        return found
+    def _device(self) -> int:
+        """Return the current device's index."""
+        if self._current_device is None:
+            from attn_triton.kernels.compiling import driver_calls
 
-    def _make(
-        self,
-        tile: Any,
-        route: Route,
-        page: int,
-        places: tuple[int, ...],
-        causal: int,
-        scales_mode: int,
-    ) -> Launcher:
-        from attn_triton.kernels.prompt import prompt
-
-        spec, seen = self._spec, self._seen
-        names = (
-            "Q_HEAD", "O_TOKEN", "O_HEAD", "K_ROWS", "K_HEAD_ROWS", "K_HEAD",
-            "V_ROWS", "V_HEAD_ROWS", "V_HEAD", "NEW_K_HEAD", "NEW_V_HEAD",
-        )  # fmt: skip
-        constants = {
-            **dict(zip(names, places, strict=True)),
-            "HQ": spec.num_heads,
-            "HK": spec.num_kv_heads,
-            "D": spec.head_size,
-            "DV": spec.head_size_v,
-            "BLOCK": tile.block,
-            "BN": tile.keys,
-            "TWO": tile.is_pair,
-            "STAGES": tile.stages,
-            "CONTEXT": int(route.context),
-            "FRESH": int(route.fresh),
-            "PAGE": page if route.context is Context.PAGES else 0,
-            "LEFT": seen.left,
-            "RIGHT": seen.right,
-            "CHUNK": seen.chunk,
-            "CAUSAL": causal,
-            "SOFTCAP": spec.softcap is not None,
-            "SCALES": scales_mode,
-        }
-        registers = {} if tile.max_registers is None else {"maxnreg": tile.max_registers}
-        return Launcher(prompt, constants, num_warps=tile.num_warps, options=registers)
+            self._current_device = driver_calls()[1]
+        return self._current_device()
 
 
-def _describe(base: Any, matrix: Matrix, tile: tuple[int, int]) -> Any:
-    from attn_triton.kernels.describing import descriptor
-
-    return descriptor(base, (matrix.rows, matrix.columns), matrix.stride, tile)
-
-
-def _place(matrix: Matrix) -> tuple[int, int, int]:
-    return matrix.block_rows, matrix.head_rows, matrix.head_columns
+def _rows_of(matrix: Any, keys: KeysValues) -> int:
+    """Return the rows of a cache of so many blocks."""
+    rows: int = matrix.rows + (keys.rows - 1) * matrix.block_rows
+    return rows
 
 
-@functools.lru_cache(maxsize=256)
-def _cache_matrices(keys: KeysValues, spec: LayerSpec) -> Matrices | None:
-    key, value = (
-        cache_matrix(address, strides, (keys.rows, keys.page, spec.num_kv_heads, width), size)
-        for address, strides, width, size in zip(
-            (keys.key, keys.value),
-            keys.strides,
-            (spec.head_size, spec.head_size_v),
-            (keys.dtype.itemsize,) * 2,
-            strict=True,
-        )
+def _describe_pair(
+    tensors: Sequence[Tensor], matrices: Matrices, rows: int, tile: int, widths: tuple[int, int]
+) -> tuple[Any, Any]:
+    first, second = (
+        _describe(tensor, matrix, rows, tile, width)
+        for tensor, matrix, width in zip(tensors, matrices, widths, strict=True)
     )
-    return None if key is None or value is None else (key, value)
+    return first, second
+
+
+def _describe(tensor: Tensor, matrix: Any, rows: int, tile: int, width: int) -> Any:
+    from attn_triton.kernels.describing import described
+
+    shape = [rows, matrix.columns]
+    return described(tensor, tensor.data_ptr(), shape, matrix.stride, (tile, width))

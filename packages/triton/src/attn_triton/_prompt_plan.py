@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.spec import LayerSpec
-from attn_triton._prompts import CopyRoom, PromptGrid, blocks_size, prompts_of
-from attn_triton._route import LEAST_TOKENS, plain_because, tile_of
+from attn_triton._prompts import CopyRoom, PromptGrid, blocks_size, kind_of, prompts_of
+from attn_triton._route import LEAST_TOKENS, MOST_COPIED_BYTES, plain_because, tile_of
 from attn_triton._steps import Planner
 from attn_triton.launch import AlignedLaunch, Launcher
 from attn_triton.machine import Machine
@@ -79,7 +79,12 @@ class PromptPlanner:
         )
         size = blocks_size(common.num_reqs, prompts.num_blocks)
         return PromptGrid(
-            tile=tile,
+            kind=kind_of(
+                tile,
+                has_context=prompts.has_context,
+                may_copy=self._may_copy(prompts.num_keys),
+                is_invariant=planner.is_invariant,
+            ),
             blocks=torch.empty(size, dtype=torch.int32, device=self._device),
             prompts=prompts,
             decode_tokens=decode_tokens,
@@ -91,8 +96,13 @@ class PromptPlanner:
                 self._cache_bytes,
             ),
             room=self._room,
-            is_invariant=planner.is_invariant,
         )
+
+    def _may_copy(self, num_keys: int | None) -> bool:
+        layer = self._layer
+        width = layer.num_kv_heads * (layer.head_size + layer.head_size_v)
+        most = MOST_COPIED_BYTES // (width * layer.dtype.itemsize)
+        return num_keys is not None and num_keys <= most
 
     def fill(
         self, grid: PromptGrid, query_starts: Tensor, lens: Tensor, most_requests: int
@@ -109,7 +119,7 @@ class PromptPlanner:
             len(query_starts) - 1,
             grid.prompts.num_blocks,
             grid.decode_tokens,
-            grid.tile.rows,
+            grid.kind.tile.rows,
         )
         launch = _listing(self._is_cache_free, most_requests)
         launch((1, 1, 1), (grid.blocks, query_starts, lens), numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,16 @@ from attn_triton._steps import query_lens
 from attn_triton._visibility import CACHE_FREE
 from attn_triton.prompt_tiles import PromptTile
 
-__all__ = ["COPIED_TOKENS", "CopyRoom", "PromptGrid", "Prompts", "blocks_size", "prompts_of"]
+__all__ = [
+    "COPIED_TOKENS",
+    "CopyRoom",
+    "PromptGrid",
+    "PromptKind",
+    "Prompts",
+    "blocks_size",
+    "kind_of",
+    "prompts_of",
+]
 
 COPIED_TOKENS = 64
 """Tokens that one program copies out of pages."""
@@ -66,26 +76,53 @@ class CopyRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptKind:
+    """What a layer's way of running a step's long prompts depends on; made by `kind_of`.
+
+    Equal ones are made once, so that looking up what was made for one hashes its identity.
+
+    Attributes:
+        tile: of one program.
+        has_context: a request may have keys of earlier steps.
+        may_copy: keys may be copied out of pages: their number is known, and there is room.
+        is_invariant: results must not depend on what shares the batch.
+    """
+
+    tile: PromptTile
+    has_context: bool
+    may_copy: bool
+    is_invariant: bool
+
+
+@functools.cache
+def kind_of(
+    tile: PromptTile, *, has_context: bool, may_copy: bool, is_invariant: bool
+) -> PromptKind:
+    """Return the kind of these, always the same object."""
+    return PromptKind(
+        tile=tile, has_context=has_context, may_copy=may_copy, is_invariant=is_invariant
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptGrid:
     """How the kernel for long prompts runs in a step.
 
     Attributes:
-        tile: of one program.
+        kind: what the way of running them depends on.
         blocks: the list of blocks, which the device fills.
         prompts: what the host knows.
         decode_tokens: query tokens up to which a request decodes.
         section_heads: query heads whose keys are walked together.
         room: for keys that are copied out of pages.
-        is_invariant: results must not depend on what shares the batch.
     """
 
-    tile: PromptTile
+    kind: PromptKind
     blocks: Tensor
     prompts: Prompts
     decode_tokens: int
     section_heads: int
     room: CopyRoom
-    is_invariant: bool
 
 
 def prompts_of(

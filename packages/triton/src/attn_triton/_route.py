@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -23,11 +23,15 @@ __all__ = [
     "Route",
     "plain_because",
     "route_of",
+    "tile_of",
+    "tile_within",
 ]
 
 LEAST_TOKENS = 64
 """Query tokens of a step's longest request from which the kernel for long prompts is used: it has
 128 rows of one query head, where the plain one packs the heads that share a kv head."""
+
+_FEWEST_KEYS = 64  # of a tile that pages are read by; what is copied instead costs 1 to 8 %
 
 MOST_COPIED_BYTES = 512 * 2**20
 """Of scratch for keys and values that are copied out of small pages: 131072 tokens of 8 heads of
@@ -99,6 +103,13 @@ def tile_of(spec: LayerSpec, arch: Arch) -> PromptTile | None:
     return prompt_tile(arch, widths)
 
 
+def tile_within(tile: PromptTile, page: int) -> PromptTile | None:
+    """Return the shape whose tiles of keys each lie in one page; None where pages are too small."""
+    fitting = (keys for keys in (tile.keys, _FEWEST_KEYS) if page and page % keys == 0)
+    keys = next(fitting, None)
+    return None if keys is None else replace(tile, keys=min(keys, tile.keys))
+
+
 def route_of(
     spec: LayerSpec,
     tile: PromptTile,
@@ -107,7 +118,7 @@ def route_of(
     is_stored_alike: bool,
     has_fresh: bool,
     has_context: bool,
-    copied_bytes: int | None,
+    may_copy: bool,
 ) -> Route | None:
     """Return where the kernel reads keys; None: the plain kernel has to.
 
@@ -119,7 +130,7 @@ def route_of(
         has_fresh: the call brings the step's keys in rows that a descriptor can read, and they are
             what the cache holds, or may stand for it.
         has_context: requests may have keys of earlier steps.
-        copied_bytes: scratch that copying pages takes; None: not known.
+        may_copy: pages may be copied: how many is known, and within `MOST_COPIED_BYTES`.
     """
     if spec.attn_type in CACHE_FREE:
         return Route(context=Context.NONE, fresh=Fresh.ALL) if has_fresh else None
@@ -130,11 +141,9 @@ def route_of(
         return Route(context=Context.NONE, fresh=Fresh.STEP)
     # Stored keys that are scaled, and fresh ones that are not, have no factor in common.
     fresh = Fresh.STEP if is_fresh and is_stored_alike else Fresh.NONE
-    if is_stored_alike and page % tile.keys == 0:
+    if is_stored_alike and tile_within(tile, page) is not None:
         return Route(context=Context.PAGES, fresh=fresh)
-    if copied_bytes is None or copied_bytes > MOST_COPIED_BYTES:
-        return None
-    return Route(context=Context.ROWS, fresh=fresh)
+    return Route(context=Context.ROWS, fresh=fresh) if may_copy else None
 
 
 def _has_whole_tiles(spec: LayerSpec, arch: Arch, cache_dtype: torch.dtype) -> bool:
@@ -143,5 +152,5 @@ def _has_whole_tiles(spec: LayerSpec, arch: Arch, cache_dtype: torch.dtype) -> b
     if tile is None:
         return False
     return spec.attn_type in CACHE_FREE or (
-        cache_dtype is spec.dtype and block_size > 0 and block_size % tile.keys == 0
+        cache_dtype is spec.dtype and tile_within(tile, block_size) is not None
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attn_triton._keys import Strides
 
-__all__ = ["Matrix", "cache_matrix", "token_matrix"]
+__all__ = ["Matrix", "cache_matrix", "dense_matrix", "token_matrix"]
 
 _ALIGNMENT = 16  # bytes, of addresses and strides
 _MOST_ROWS = 2**31
@@ -20,24 +20,23 @@ class Matrix:
     """A matrix that holds all heads of a tensor.
 
     Attributes:
-        rows, columns: of it.
+        columns: of it.
         stride: elements from one row to the next.
         head_rows, head_columns: from one head to the next.
         block_rows: from one block of a cache to the next.
+        rows: of one block of a cache; 0: as many as there are tokens.
     """
 
-    rows: int
     columns: int
     stride: int
-    head_rows: int
+    head_rows: int = 0
     head_columns: int
     block_rows: int = 0
+    rows: int = 0
 
 
-def token_matrix(tensor: Tensor, tokens: int) -> Matrix | None:
-    """Return (tokens or more, heads, width) with heads side by side; None where that is not so.
-
-    Rows past `tokens`, which may hold anything, are outside the matrix.
+def token_matrix(tensor: Tensor) -> Matrix | None:
+    """Return (tokens, heads, width) with heads side by side; None where no descriptor may be.
 
     That is: its address or its stride is not aligned, its last dimension is not dense, or its
     heads are not within a token's row.
@@ -45,11 +44,15 @@ def token_matrix(tensor: Tensor, tokens: int) -> Matrix | None:
     _, heads, width = tensor.shape
     stride, head, last = tensor.stride()
     columns = (heads - 1) * head + width
-    size = tensor.element_size()
-    is_aligned = not (tensor.data_ptr() % _ALIGNMENT or stride * size % _ALIGNMENT)
-    if last != 1 or not is_aligned or tokens == 0 or head < 0 or columns > stride:
+    is_aligned = not (tensor.data_ptr() % _ALIGNMENT or stride * tensor.element_size() % _ALIGNMENT)
+    if last != 1 or not is_aligned or head < 0 or columns > stride:
         return None
-    return Matrix(rows=tokens, columns=columns, stride=stride, head_rows=0, head_columns=head)
+    return Matrix(columns=columns, stride=stride, head_columns=head)
+
+
+def dense_matrix(heads: int, width: int) -> Matrix:
+    """Return (tokens, heads, width) without gaps."""
+    return Matrix(columns=heads * width, stride=heads * width, head_columns=width)
 
 
 def cache_matrix(
@@ -66,22 +69,21 @@ def cache_matrix(
     blocks, page, heads, width = shape
     block, token, head = strides
     is_aligned = not (address % _ALIGNMENT or token * element_size % _ALIGNMENT)
-    if not is_aligned or min(blocks, token) < 1 or block % token or head < 0:
+    if not is_aligned or token < width or block % token or head < 0:
         return None
-    columns = (heads - 1) * head + width
-    head_rows, head_columns = 0, head
+    columns, head_rows, head_columns = (heads - 1) * head + width, 0, head
     if columns > token:
         if head % token:
             return None
         columns, head_rows, head_columns = width, head // token, 0
-    rows = (blocks - 1) * (block // token) + (heads - 1) * head_rows + page
-    if width > token or rows >= _MOST_ROWS:
+    rows = (heads - 1) * head_rows + page
+    if (blocks - 1) * (block // token) + rows >= _MOST_ROWS:
         return None
     return Matrix(
-        rows=rows,
         columns=columns,
         stride=token,
         head_rows=head_rows,
         head_columns=head_columns,
         block_rows=block // token,
+        rows=rows,
     )

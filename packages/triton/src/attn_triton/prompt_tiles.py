@@ -62,9 +62,12 @@ class PromptRow:
 
 
 _H200 = (
-    "H200, Triton 3.6.0, bf16, 32/8 heads of 128, prompts of 4096, 16384 and 8 x 2048 tokens: "
-    "509, 521 and 457 TFLOP/s with 2 x 64 rows, 64 keys, 4 warps, 2 stages; one block of 128 rows "
-    "494, 524, 424; 8 warps 378, 371, 272; 128 keys 424, 416, 322"
+    "H200, Triton 3.6.0, bf16, one run, TFLOP/s. Heads of 128 at 1x4096, 1x16384, 8x2048: 504, "
+    "547, 437 with 2 x 64 rows, 64 keys, 4 warps, 2 stages; 421, 480, 365 with 3 stages; 486, 496, "
+    "444 with 128 rows, 8 warps, 128 registers; 434, 452, 403 with 64 rows; 279, 315, 250 with 128 "
+    "keys. Heads of 64 at 1x4096, 8x2048: 418, 371 with 64 rows, 128 keys, 4 warps; 399, "
+    "370 with 64 keys; 352, 322 with 2 x 64 rows. Heads of 256 at 1x4096: 498 with 128 rows, 64 "
+    "keys, 8 warps, 2 stages; 453 with 32 keys, 3 stages; 411 with 64 rows, 32 keys, 4 warps"
 )
 _PAIR = PromptTile(block=64, is_pair=True, keys=64, num_warps=4, stages=2)
 
@@ -73,9 +76,9 @@ _TABLE = (
         families=("hopper",),
         tiles=MappingProxyType(
             {
-                64: _PAIR,
+                64: PromptTile(block=64, is_pair=False, keys=128, num_warps=4, stages=2),
                 128: _PAIR,
-                256: PromptTile(block=64, is_pair=False, keys=32, num_warps=4, stages=2),
+                256: PromptTile(block=128, is_pair=False, keys=64, num_warps=8, stages=2),
             }
         ),
         provenance=_H200,

@@ -17,13 +17,24 @@ import triton
 import triton.language as tl
 
 from attn_triton.kernels.blocks import HEADER
-from attn_triton.kernels.sweep import bounds_of, finish, row_start, tanh
+from attn_triton.kernels.sweep import LOG2E, bounds_of, finish, row_start
 from attn_triton.prompt_variants import prompt_variants
 from attn_triton.variants import KernelVariant
 
 __all__ = ["prompt", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_LOG2E = tl.constexpr(LOG2E)
+
+
+@triton.jit
+def _squashed(x):
+    """Return (1 - tanh(x)) / 2 = 1 / (1 + exp(2 x)), good to 1e-7 absolute, by two instructions.
+
+    A reciprocal is several; that of a square root is one.
+    """
+    root = tl.math.rsqrt(1.0 + tl.math.exp2(x * (2.0 * _LOG2E)))
+    return root * root
 
 
 @triton.jit
@@ -31,7 +42,7 @@ def _logits(q, k, first, last, n, scale, cap, MASK: tl.constexpr, SOFTCAP: tl.co
     """Return q.k, hidden keys at -inf; with SOFTCAP scaled and capped."""
     s = tl.dot(q, k.T)
     if SOFTCAP:
-        s = tanh(s * scale, False) * cap
+        s = cap - 2.0 * cap * _squashed(s * scale)
     if MASK:
         seen = (n[None, :] < last[:, None]) & (n[None, :] >= first[:, None])
         s = tl.where(seen, s, -float("inf"))
@@ -132,7 +143,62 @@ def _pass(  # size: one loop
 
 
 @triton.jit
-def _stretch(  # size: four calls of one function
+def _edges(  # size: two calls of one function
+    q,
+    m,
+    total,
+    acc,
+    k_desc,
+    v_desc,
+    table,
+    k_row,
+    v_row,
+    k_col,
+    v_col,
+    start,
+    tail,
+    end,
+    stop,
+    top,
+    num_keys,
+    is_causal,
+    scale,
+    cap,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    PAGE: tl.constexpr,
+    K_ROWS: tl.constexpr,
+    V_ROWS: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Run the tiles behind the whole ones for one block: each has fewer of them than both."""
+    first = tl.maximum(start, tail)
+    if HAS_LAST:
+        m, total, acc, _, _, _ = _pass(
+            q, 0.0, m, total, acc, 0.0, 0.0, 0.0, k_desc, v_desc, table,
+            k_row, v_row, k_col, v_col, start, tl.minimum(tail, end), stop,
+            top, num_keys, is_causal, scale, cap,
+            BLOCK, BN, False, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
+            True, False, SOFTCAP, STAGES,
+        )  # fmt: skip
+    m, total, acc, _, _, _ = _pass(
+        q, 0.0, m, total, acc, 0.0, 0.0, 0.0, k_desc, v_desc, table,
+        k_row, v_row, k_col, v_col, first, end, stop,
+        top, num_keys, is_causal, scale, cap,
+        BLOCK, BN, False, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
+        True, True, SOFTCAP, 1,
+    )  # fmt: skip
+    return m, total, acc
+
+
+@triton.jit
+def _stretch(  # size: calls of two functions
     q1,
     q2,
     m1,
@@ -150,11 +216,9 @@ def _stretch(  # size: four calls of one function
     v_col,
     origin,
     stop,
-    first_top,
-    last_top,
-    first_bottom,
-    last_bottom,
     top,
+    bottom1,
+    bottom2,
     num_keys,
     is_causal,
     scale,
@@ -169,7 +233,6 @@ def _stretch(  # size: four calls of one function
     RIGHT: tl.constexpr,
     CHUNK: tl.constexpr,
     CAUSAL: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
     HAS_LAST: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -177,47 +240,53 @@ def _stretch(  # size: four calls of one function
     """Attend to the keys [origin, stop) as far as rows see them, in tiles counted from `origin`.
 
     Tiles before the window of every row are left out, as those behind; the ones that all rows see
-    run without a mask. HAS_FIRST and HAS_LAST say whether rows differ at either end.
+    run without a mask. Rows are at `top` to `bottom1`, those of the second block to `bottom2`.
+    HAS_LAST says whether rows differ in the last key that they see.
     """
-    begin = origin + tl.maximum(first_top - origin, 0) // BN * BN
-    end = tl.minimum(last_bottom, stop)
+    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
+    begin, whole_end = bounds_of(top, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+    last, end1 = bounds_of(bottom1, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+    end1 = tl.minimum(end1, stop)
+    end2 = end1
+    if TWO:
+        last, end2 = bounds_of(bottom2, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
+        end2 = tl.minimum(end2, stop)
     tail = origin + (stop - origin) // BN * BN
-    whole_begin = tl.minimum(
-        origin + (tl.maximum(first_bottom - origin, 0) + BN - 1) // BN * BN, tail
-    )
-    whole_end = origin + tl.maximum(tl.minimum(last_top, stop) - origin, 0) // BN * BN
-    whole_end = tl.maximum(whole_end, whole_begin)
-    whole = begin
+    begin = origin + tl.maximum(begin - origin, 0) // BN * BN
+    whole_begin = begin
     if HAS_FIRST:
+        whole_begin = origin + (tl.maximum(last - origin, 0) + BN - 1) // BN * BN
+        whole_begin = tl.minimum(whole_begin, tail)
+    whole_end = origin + tl.maximum(tl.minimum(whole_end, stop) - origin, 0) // BN * BN
+    whole_end = tl.maximum(whole_end, whole_begin)
+    if HAS_FIRST:
+        end = tl.minimum(whole_begin, tl.maximum(end1, end2))
         m1, total1, acc1, m2, total2, acc2 = _pass(
             q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
-            k_row, v_row, k_col, v_col, begin, tl.minimum(whole_begin, end), stop,
+            k_row, v_row, k_col, v_col, begin, end, stop,
             top, num_keys, is_causal, scale, cap,
             BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
             True, False, SOFTCAP, STAGES,
         )  # fmt: skip
-        whole = whole_begin
     m1, total1, acc1, m2, total2, acc2 = _pass(
         q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
-        k_row, v_row, k_col, v_col, whole, whole_end, stop,
+        k_row, v_row, k_col, v_col, whole_begin, whole_end, stop,
         top, num_keys, is_causal, scale, cap,
         BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
         False, False, SOFTCAP, STAGES,
     )  # fmt: skip
-    if HAS_LAST:
-        m1, total1, acc1, m2, total2, acc2 = _pass(
-            q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
-            k_row, v_row, k_col, v_col, whole_end, tl.minimum(tail, end), stop,
-            top, num_keys, is_causal, scale, cap,
-            BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
-            True, False, SOFTCAP, STAGES,
-        )  # fmt: skip
-    return _pass(
-        q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
-        k_row, v_row, k_col, v_col, tl.maximum(tail, begin), end, stop,
-        top, num_keys, is_causal, scale, cap,
-        BLOCK, BN, TWO, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL, True, True, SOFTCAP, 1,
+    m1, total1, acc1 = _edges(
+        q1, m1, total1, acc1, k_desc, v_desc, table, k_row, v_row, k_col, v_col,
+        whole_end, tail, end1, stop, top, num_keys, is_causal, scale, cap,
+        BLOCK, BN, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL, HAS_LAST, SOFTCAP, STAGES,
     )  # fmt: skip
+    if TWO:
+        m2, total2, acc2 = _edges(
+            q2, m2, total2, acc2, k_desc, v_desc, table, k_row, v_row, k_col, v_col,
+            whole_end, tail, end2, stop, top + BLOCK, num_keys, is_causal, scale, cap,
+            BLOCK, BN, PAGE, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL, HAS_LAST, SOFTCAP, STAGES,
+        )  # fmt: skip
+    return m1, total1, acc1, m2, total2, acc2
 
 
 @triton.jit
@@ -362,16 +431,13 @@ def prompt(  # size: one algorithm
     total1 = tl.zeros([BLOCK], tl.float32)
     acc1 = tl.zeros([BLOCK, DV], tl.float32)
     q2, m2, total2, acc2 = 0.0, 0.0, 0.0, 0.0
-    ROWS: tl.constexpr = 2 * BLOCK if TWO else BLOCK
     if TWO:
         q2 = q_desc.load([q0 + m0 + BLOCK, head * Q_HEAD])
         m2 = row_start(BLOCK)
         total2 = tl.zeros([BLOCK], tl.float32)
         acc2 = tl.zeros([BLOCK, DV], tl.float32)
-    bottom = past + tl.minimum(m0 + ROWS, num_rows) - 1
-    first_top, last_top = bounds_of(past + m0, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
-    first_bottom, last_bottom = bounds_of(bottom, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
-    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
+    bottom1 = past + tl.minimum(m0 + BLOCK, num_rows) - 1
+    bottom2 = past + tl.minimum(m0 + 2 * BLOCK, num_rows) - 1
     HAS_LAST: tl.constexpr = CAUSAL > 0 or RIGHT >= 0
     if CONTEXT > 0:
         table = table_ptr
@@ -385,18 +451,17 @@ def prompt(  # size: one algorithm
         m1, total1, acc1, m2, total2, acc2 = _stretch(
             q1, q2, m1, total1, acc1, m2, total2, acc2, k_desc, v_desc, table,
             k_row, v_row, kv_head * K_HEAD, kv_head * V_HEAD, 0, split,
-            first_top, last_top, first_bottom, last_bottom, past + m0, num_keys, is_causal,
+            past + m0, bottom1, bottom2, num_keys, is_causal,
             scale, cap, BLOCK, BN, TWO, PAGE if CONTEXT == 1 else 0, K_ROWS, V_ROWS,
-            LEFT, RIGHT, CHUNK, CAUSAL,
-            HAS_FIRST, HAS_LAST and FRESH == 0, SOFTCAP, STAGES,
+            LEFT, RIGHT, CHUNK, CAUSAL, HAS_LAST and FRESH == 0, SOFTCAP, STAGES,
         )  # fmt: skip
     if FRESH > 0:
         m1, total1, acc1, m2, total2, acc2 = _stretch(
             q1, q2, m1, total1, acc1, m2, total2, acc2, new_k_desc, new_v_desc, blocks_ptr,
             new_row, new_row, kv_head * NEW_K_HEAD, kv_head * NEW_V_HEAD, split, num_keys,
-            first_top, last_top, first_bottom, last_bottom, past + m0, num_keys, is_causal,
+            past + m0, bottom1, bottom2, num_keys, is_causal,
             scale, cap, BLOCK, BN, TWO, 0, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
-            HAS_FIRST, HAS_LAST, SOFTCAP, STAGES,
+            HAS_LAST, SOFTCAP, STAGES,
         )  # fmt: skip
 
     sink = 0.0
