@@ -144,13 +144,31 @@ class LayerCalls:
             if step.decode is None:
                 return
             shape, step = metadata.decode_shape, metadata.decode_step(self.visibility, step)
+        self._run_blocks(
+            layer, query, output, lse, keys, tensors, scales, shape, step, metadata.causal
+        )
+
+    def _run_blocks(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+        scales: _Scales,
+        shape: Shape,
+        step: Step,
+        causal: int,
+    ) -> None:
+        """Launch the kernels of a step whose rows are those of one kv head."""
         key = (
             shape,
             query.stride(),
             output.stride(),
             keys.strides,
             keys.page,
-            metadata.causal,
+            causal,
             scales.mode,
         )
         programs = self._programs.get(key)
