@@ -369,3 +369,29 @@ def test_installed_entry_points_are_the_default() -> None:
 
 def test_a_first_party_class_is_an_attention_backend() -> None:
     assert issubclass(backend("X"), AttentionBackend)
+
+
+# Prefills over latents
+
+
+def test_prefills_have_names_of_their_own() -> None:
+    points = FakeEntryPoints(
+        backends=[FakeEntryPoint("FLASH_ATTN", "attn_fake:Backend")],
+        prefills=[FakeEntryPoint("FLASH_ATTN", "attn_fake:Prefill", distribution="attn-p")],
+    )
+    found = BackendRegistry(points)
+    assert found.get("FLASH_ATTN").path == "attn_fake:Backend"
+    assert found.get("FLASH_ATTN", "mla_prefill").path == "attn_fake:Prefill"
+    assert found.names("mla_prefill") == ("FLASH_ATTN",)
+    with pytest.raises(UnknownNameError, match="MLA prefill 'TRITON' is known and not provided"):
+        found.get("TRITON", "mla_prefill")
+    with pytest.raises(UnknownNameError, match="did you mean 'FLASH_ATTN'"):
+        found.get("FLASH_ATN", "mla_prefill")
+
+
+def test_a_backend_is_no_prefill() -> None:
+    found = BackendRegistry(FakeEntryPoints())
+    with pytest.raises(
+        BackendDefinitionError, match=r"MLA prefill X cannot be registered: .*MLAPrefill"
+    ):
+        found.register("X", backend("X"), kind="mla_prefill")

@@ -30,7 +30,8 @@ def test_greedy_tokens(name: str, mask: torch.Tensor | None) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_of_the_backend_that_is_chosen(name: str) -> None:
-    model, cache = tiny(name), paged()
+    model = tiny(name)
+    cache = paged(config=model.config)
     expected = greedy(model, "eager", PROMPTS, LEFT)
     assert torch.equal(greedy(model, "attn", PROMPTS, LEFT, cache), expected)
     (selection,) = cache.selections()
