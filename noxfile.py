@@ -18,6 +18,7 @@ Rooms, each building its wheels, installing them and running its tests:
     packages    the other packages: attn-cli, attn-conformance, attn-transformers, attn-vllm
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
     full        what runs on a CPU through the conformance suite at full depth; not in `tests`
+    aiter       AITER's own Triton kernel, interpreted and compiled; not in `tests`
     vllm        vLLM's engine on attn's backends, beside its own; not in `tests`
 
 Over all of them:
@@ -46,8 +47,8 @@ from pathlib import Path
 
 import nox
 
-__all__ = ["bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages", "rocm"]
-__all__ += ["sanitize", "shared", "tests", "torch", "triton", "typing", "vllm", "xpu"]
+__all__ = ["aiter", "bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages"]
+__all__ += ["rocm", "sanitize", "shared", "tests", "torch", "triton", "typing", "vllm", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -167,6 +168,14 @@ def sanitize(session: nox.Session) -> None:
     session.run("python", "-m", *command, env={"ATTN_CPU_KERNELS": "required"})
     session.install("--quiet", "--force-reinstall", "--no-deps", *map(str, wheels.iterdir()))
     run_pytest(session, tests_of("attn-cpu"), **sanitizer_settings(session))
+
+
+@nox.session
+def aiter(session: nox.Session) -> None:
+    """AITER's own Triton kernel by attn's backend, interpreted and compiled; not in `tests`."""
+    install(session, *closure(["attn-rocm", "attn-conformance"]))
+    link_layers(session, tools_layer(session), torch_layer(session), triton_layer(session))
+    session.run("python", "ci/run_aiter.py", "all", str(Path(session.create_tmp()) / "wheel"))
 
 
 @nox.session
