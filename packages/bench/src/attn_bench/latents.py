@@ -16,6 +16,7 @@ from torch import Tensor
 from attn_bench.contenders import Copy, Prepared, empty_lse, libraries_of
 from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
 from attn_bench.workloads import Workload
+from attn_shared.backend import MLAAttentionImpl
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.kv_cache import KVViews
 from attn_shared.mla import MLAAttention
@@ -93,9 +94,15 @@ def _decodes(
             f"{workload.num_tokens} rows of {workload.shape}, and would prefill the others."
         )
     chosen = attn.selection.chosen or name
+    # A schedule that a first layer's call makes is the others' too: layers are told apart by these.
+    more = len(step.layers) - 1
+    impls = (attn.impl, *(type(attn.impl)(attn.spec) for _ in range(more)))
     return Prepared(
         name=chosen,
-        copies=tuple(_decode_copy(attn, step, each, metadata, workload) for each in step.layers),
+        copies=tuple(
+            _decode_copy(attn, impl, step, each, metadata, workload)
+            for impl, each in zip(impls, step.layers, strict=True)
+        ),
         block_size=attn.kv_cache_spec.block_size,
         graph_level=attn.builder.get_cudagraph_support(attn.config, attn.kv_cache_spec),
         plan=lambda: attn.builder.build(0, step.common),
@@ -105,13 +112,18 @@ def _decodes(
 
 
 def _decode_copy(
-    attn: MLAAttention, step: Step, layer: LayerTensors, metadata: Any, workload: Workload
+    attn: MLAAttention,
+    impl: MLAAttentionImpl[Any],
+    step: Step,
+    layer: LayerTensors,
+    metadata: Any,
+    workload: Workload,
 ) -> Copy:
     output = None if workload.own_output else layer.output
     lse = empty_lse(layer.query) if workload.returns_lse else None
 
     def call() -> Tensor:
-        return attn.impl.forward_mqa(attn, layer.query, layer.kv_cache, metadata, output, lse=lse)
+        return impl.forward_mqa(attn, layer.query, layer.kv_cache, metadata, output, lse=lse)
 
     return Copy(
         call=call,

@@ -105,6 +105,30 @@ VENDOR_PEERS = (
         install="pip install flashinfer-python",
         maker="attn_bench._vendor.flashinfer:direct",
     ),
+    VendorPeer(
+        name="flash_mla",
+        description="FlashMLA's decode over latents, the schedule made by its first call",
+        distributions=("tokenspeed-flashmla", "sgl-flash-mla", "flash-mla"),
+        install="pip install tokenspeed-flashmla",
+        maker="attn_bench._vendor.flash_mla:direct",
+        takes_latents=True,
+    ),
+    VendorPeer(
+        name="flash_attn_3_vllm_mla",
+        description="FlashAttention 3 of vLLM's build over latents (q_v), the schedule made ahead",
+        distributions=("vllm",),
+        install="pip install vllm",
+        maker="attn_bench._vendor.vllm_flash_attn:direct_latents",
+        takes_latents=True,
+    ),
+    VendorPeer(
+        name="flashinfer_mla",
+        description="FlashInfer's wrapper over latents on fa3, planned ahead",
+        distributions=("flashinfer-python",),
+        install="pip install flashinfer-python",
+        maker="attn_bench._vendor.flashinfer_mla:direct",
+        takes_latents=True,
+    ),
 )
 
 

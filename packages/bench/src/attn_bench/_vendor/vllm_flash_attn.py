@@ -15,7 +15,7 @@ from attn_shared.probing import import_library
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
 
-__all__ = ["direct_2", "direct_3"]
+__all__ = ["direct_2", "direct_3", "direct_latents"]
 
 _FP8 = ("fp8", "fp8_e4m3")
 
@@ -41,23 +41,43 @@ def direct_3(layers: Sequence[PeerInputs]) -> DirectCalls:
     library = import_library("vllm.vllm_flash_attn")
     batch = layers[0]
     refuse_cache_dtype("flash_attn_3_vllm", batch.workload, ("auto", *_FP8))
-    heads = batch.workload.heads
-    plan = partial(
+    plan = _plan(library, batch, headdim=batch.workload.heads.head_size)
+    return _direct(layers, 3, plan, _descales(batch))
+
+
+def direct_latents(layers: Sequence[PeerInputs]) -> DirectCalls:
+    """Return version 3 over latents: the rope part is the key, the latent value and, by q_v, key.
+
+    Raises:
+        ImportError: with the loader's own words.
+        UnsupportedOptionError: it is not in this build, or does not read the cache.
+    """
+    library = import_library("vllm.vllm_flash_attn")
+    batch = layers[0]
+    refuse_cache_dtype("flash_attn_3_vllm_mla", batch.workload, ("auto",))
+    rank, width = batch.value_cache.shape[-1], batch.key_cache.shape[-1]
+    plan = _plan(library, batch, headdim=width - rank, headdim_v=rank)
+    return _direct(layers, 3, plan, {})
+
+
+def _plan(library: Any, batch: PeerInputs, **widths: int) -> partial[torch.Tensor]:
+    """Return what makes the schedule of a batch."""
+    workload = batch.workload
+    return partial(
         library.get_scheduler_metadata,
-        batch_size=batch.workload.batch,
-        max_seqlen_q=batch.workload.query_len,
-        max_seqlen_k=batch.workload.context,
-        num_heads_q=heads.num_heads,
-        num_heads_kv=heads.num_kv_heads,
-        headdim=heads.head_size,
+        batch_size=workload.batch,
+        max_seqlen_q=workload.query_len,
+        max_seqlen_k=workload.context,
+        num_heads_q=workload.heads.num_heads,
+        num_heads_kv=workload.heads.num_kv_heads,
         cache_seqlens=batch.seq_lens,
         qkv_dtype=batch.key_cache.dtype,
         cu_seqlens_q=batch.query_start_loc,
         page_size=batch.block_size,
         causal=True,
         window_size=batch.window,
+        **widths,
     )
-    return _direct(layers, 3, plan, _descales(batch))
 
 
 def _direct(
@@ -88,9 +108,13 @@ def _direct(
 def _arguments(layer: PeerInputs, version: int) -> dict[str, Any]:
     """Return the keywords of one layer's call."""
     workload = layer.workload
+    query = layer.query.to(layer.key_cache.dtype)
+    parts: dict[str, Any] = {"q": query, "k": layer.key_cache}
+    if workload.heads.is_latent:
+        rank = layer.value_cache.shape[-1]
+        parts = {"q": query[..., rank:], "k": layer.key_cache[..., rank:], "q_v": query[..., :rank]}
     return {
-        "q": layer.query.to(layer.key_cache.dtype),
-        "k": layer.key_cache,
+        **parts,
         "v": layer.value_cache,
         "max_seqlen_q": workload.query_len,
         "cu_seqlens_q": layer.query_start_loc,
