@@ -30,7 +30,7 @@ from attn_shared.paged_spec import PagedSpec
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.selection import Selection
 
-__all__ = ["GroupSelection", "ModelSelection", "Resolve", "select_model"]
+__all__ = ["GroupSelection", "ModelSelection", "Resolve", "select_model", "select_prefill"]
 
 Resolve = Callable[[AttentionRequest], Selection]
 """How one request is answered: `Selector.resolve` with a device and a policy bound."""
@@ -254,12 +254,27 @@ def _resolve(
         raise type(error)(words, selection=error.selection, hint=error.hint) from error
 
 
-def _prefill(group: LayerGroup, resolve: Resolve | None) -> Selection | None:
-    """Choose what prefills a group of latent attention, which a sharded cache leaves no use."""
-    request = group.request
-    if resolve is None or request is None or not request.use_mla or request.use_sparse:
+def select_prefill(request: AttentionRequest, resolve: Resolve) -> Selection | None:
+    """Choose what prefills a layer of latents.
+
+    None for ordinary and sparse layers, and over a cache that ranks share, where rows are decoded.
+
+    Args:
+        request: of the layer.
+        resolve: answers a request of kind "mla_prefill".
+
+    Raises:
+        NoBackendError: nothing prefills it.
+    """
+    if not request.use_mla or request.use_sparse or request.dcp_size > 1:
         return None
-    return None if request.dcp_size > 1 else resolve(prefill_request(request))
+    return resolve(prefill_request(request))
+
+
+def _prefill(group: LayerGroup, resolve: Resolve | None) -> Selection | None:
+    if resolve is None or group.request is None:
+        return None
+    return select_prefill(group.request, resolve)
 
 
 def _on_one_block_size(

@@ -208,3 +208,16 @@ class TestEnvironment:
         monkeypatch.setenv("ATTN_CHECKED", "perhaps")
         answer = attn.json("select", *MODEL, code=2)
         assert "ATTN_CHECKED='perhaps'" in answer["error"]["message"]
+
+
+def test_a_layer_of_latents_says_who_prefills_it(attn: Any) -> None:
+    asked = ("--device", "spr", "--mla", "--num-heads", "16")
+    answer = attn.json("select", *asked)
+    assert answer["prefill"]["chosen"] == "CPU_ATTN"
+    assert {verdict["name"] for verdict in answer["prefill"]["verdicts"]} >= {"TORCH_SDPA"}
+    text = attn("select", *asked).stdout
+    assert "CPU_ATTN prefills" in text
+    assert "TORCH_SDPA" in attn("explain", *asked).stdout
+    assert "prefill" not in attn.json(
+        "select", "--device", "spr", "--num-heads", "8", "--head-size", "64"
+    )

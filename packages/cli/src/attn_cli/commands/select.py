@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from attn_shared.device import DeviceFacts
+    from attn_shared.request import AttentionRequest
     from attn_shared.selection import Selection
     from attn_shared.settings import Settings
 
@@ -180,6 +181,9 @@ def _emit(
     facts = None if about is None else names_record(about, None, device)
     selection = resolver(flags, settings, device)(request)
     record = _record(selection, settings, is_full=is_full)
+    prefill = _prefill(flags, request, device)
+    if prefill is not None:
+        record["prefill"] = prefill.to_dict()
 
     def tables() -> Iterable[RenderableType]:
         if facts is not None:
@@ -188,10 +192,23 @@ def _emit(
             yield from names_tables(facts)
             yield ""
         yield from _view(selection, is_full=is_full)
+        if prefill is not None:
+            from attn_cli.views.selection import prefill_part
+
+            yield from prefill_part(prefill, is_full=is_full)
 
     if facts is not None:
         record["about"] = facts["backends"]
     emit(record, output, tables=tables, bare=[str(selection.chosen)])
+
+
+def _prefill(
+    flags: RequestFlags, request: AttentionRequest, device: DeviceFacts | None
+) -> Selection | None:
+    """Choose what prefills a layer of latents; None for every other layer."""
+    from attn_shared.model_selection import select_prefill
+
+    return select_prefill(request, prefill_resolver(flags, device))
 
 
 def _emit_model(

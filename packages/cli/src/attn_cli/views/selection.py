@@ -15,7 +15,7 @@ from attn_shared.known_verdicts import KnownVerdict, known_verdicts
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
 
-__all__ = ["asked", "brief", "choice", "full", "verdicts"]
+__all__ = ["asked", "brief", "choice", "full", "prefill_part", "verdicts"]
 
 
 def brief(selection: Selection) -> Iterator[RenderableType]:
@@ -37,6 +37,15 @@ def full(selection: Selection) -> Iterator[RenderableType]:
     yield from _alternatives(selection)
     yield from _not_provided(selection)
     yield notes_block(selection.notes())
+
+
+def prefill_part(selection: Selection, *, is_full: bool) -> Iterator[RenderableType]:
+    """Return what prefills a layer of latents, with a line or all reasons per candidate."""
+    yield Text()
+    yield Text.assemble((str(selection.chosen), "bold green"), " prefills")
+    yield Text()
+    why = _long_why if is_full else _short_why
+    yield _verdict_table(selection, why, is_airy=is_full, title="Prefill")
 
 
 def verdicts(selection: Selection) -> RenderableType:
@@ -129,10 +138,14 @@ def _short_value(value: object) -> str:
 
 
 def _verdict_table(
-    selection: Selection, why: Callable[[Verdict], RenderableType], *, is_airy: bool = False
+    selection: Selection,
+    why: Callable[[Verdict], RenderableType],
+    *,
+    is_airy: bool = False,
+    title: str = "Backend",
 ) -> RenderableType:
     rows = [(v.name, status_text(str(v.status)), why(v)) for v in selection.verdicts]
-    return column_table(("Backend", "Verdict", "Why"), rows, is_airy=is_airy)
+    return column_table((title, "Verdict", "Why"), rows, is_airy=is_airy)
 
 
 def _short_why(verdict: Verdict) -> Text:
