@@ -52,11 +52,20 @@ def test_lists_speak_of_every_rule_and_of_no_other(backend: str) -> None:
 
 
 _UNCAPTURED = {"mla_capture_pointers", "mla_replay"}
+_CAUSAL = {"mla_non_causal"}
 
 
 @pytest.mark.parametrize(
     ("backend", "unpromised"),
-    [("TORCH_MLA", _UNCAPTURED), ("CPU_MLA", _UNCAPTURED | {"mla_no_synchronisation"})],
+    [
+        ("TORCH_MLA", _UNCAPTURED),
+        ("CPU_MLA", _UNCAPTURED | {"mla_no_synchronisation"}),
+        ("FLASHMLA", _CAUSAL | {"mla_invariance", "mla_fp8"}),
+        ("FLASH_ATTN_MLA", _CAUSAL | {"mla_fp8"}),
+        ("FLASHINFER_MLA", _CAUSAL | {"mla_invariance", "mla_fp8"}),
+        ("CUTLASS_MLA", _CAUSAL | {"mla_invariance", "mla_fp8"}),
+        ("ROCM_AITER_MLA", _CAUSAL | {"mla_invariance"}),
+    ],
 )
 def test_lists_of_latents_speak_of_the_rules_of_latents(backend: str, unpromised: set[str]) -> None:
     promised = golden_of(backend)
