@@ -26,6 +26,7 @@ from attn_shared.accuracy import check_against_reference, eager_attention
 from attn_shared.backend_names import register_backend
 from attn_shared.capability import Support
 from attn_shared.context_parallel import local_slot_mapping
+from attn_shared.device import DeviceFacts, preset
 from attn_shared.errors import AttnError
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import slot_mapping_for, write_kv
@@ -33,6 +34,7 @@ from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ranks import ContextParallel, NoGroup
 from attn_shared.reference import AttentionOptions, paged_attention
+from attn_shared.selector import Selector
 from attn_shared.sharded_batch import sharded_batch
 from attn_shared.spec import BuildConfig
 
@@ -233,6 +235,13 @@ def _refused(act: Callable[[], object]) -> str:
     return ""
 
 
+class OtherFlavour(Selector):
+    """Sees devices whose fp8 e4m3 is that of gfx942."""
+
+    def device_facts(self, device: torch.device) -> DeviceFacts:
+        return preset("mi300x")
+
+
 def refusals(rank: int, groups: Groups) -> dict[str, str]:
     """Return what this rank is told in each wrong set-up."""
     group = groups["dcp 4 1"]
@@ -265,6 +274,9 @@ def refusals(rank: int, groups: Groups) -> dict[str, str]:
         "no lse": _refused(lambda: build(backend="NO_LSE")),
         # From here on all ranks meet in a comparison, and each is told.
         "heads": _refused(lambda: build(num_heads=2 if rank else 4)),
+        "flavours": _refused(
+            lambda: build(kv_cache_dtype="fp8", selector=OtherFlavour() if rank else Selector())
+        ),
         "interleaves": _refused(lambda: build(place={"interleave": 4 if rank == 3 else 1})),
     }
     attn = build()

@@ -75,6 +75,8 @@ REFUSALS = {
     "no lse": "dcp_lse=False (allowed: a backend that returns its LSE, with dcp_size=4)",
     "heads": "the ranks disagree on num_heads of the layer: "
     "rank 0 has 4, rank 1 has 2, rank 2 has 2, rank 3 has 2",
+    "flavours": "the ranks disagree on cache_dtype of the layer: rank 0 has torch.float8_e4m3fn, "
+    "rank 1 has torch.float8_e4m3fnuz",
     "interleaves": "the ranks disagree on interleave of the layer: rank 0 has 1",
     "batch": "the ranks disagree on seq_lens of the batch: "
     "rank 0 has [5, 6], rank 1 has [5, 6], rank 2 has [5, 7], rank 3 has [5, 6]",

@@ -175,6 +175,8 @@ class DcpLayer:
         cache = spec.kv_cache_spec
         facts |= {
             "kv_cache_dtype": getattr(cache, "kv_cache_dtype", None),
+            # fp8 e4m3 has two flavours, and what one rank stored another must read.
+            "cache_dtype": str(getattr(cache, "dtype", None)),
             "block_size": self.shard.block_size,
             "interleave": self.shard.interleave,
             "combine": combine,
