@@ -75,7 +75,7 @@ def test_an_absorbed_query_is_no_query_of_the_layer() -> None:
     """`forward` absorbs by itself; what it refuses, it refuses before the cache is written."""
     step = case(layer(), [1, 1], [3, 9])
     before = step.kv_cache.clone()
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
         "query shape": {"query": torch.zeros(2, HEADS, DIMS.latent_size)},
         "latent shape": {"latent": torch.zeros(2, DIMS.kv_lora_rank + 1)},
         "rope dtype": {"rope": step.rope.double()},

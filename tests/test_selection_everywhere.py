@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from attn_shared.choice import select
 from attn_shared.device import PRESETS
 from attn_shared.dtypes import KV_CACHE_DTYPES, KVCacheLayout
 from attn_shared.errors import BackendRejectedError, InvalidRequestError, NoBackendError
+from attn_shared.mla_prefill import MLAPrefill, prefill_request
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Phase
 from attn_shared.selection import Policy, Selection, VerdictStatus
 from attn_shared.selector import DEFAULT_SELECTOR
@@ -46,6 +48,8 @@ HEADS: tuple[dict[str, Any], ...] = (
     {"num_heads": 8, "num_kv_heads": 8, "head_size": 192, "head_size_v": 128},
     {"num_heads": 16, "num_kv_heads": 1, "head_size": 576, "mla": MLADims()},
 )
+
+CHOSEN, ELIGIBLE = VerdictStatus.CHOSEN, VerdictStatus.ELIGIBLE
 
 many = settings(derandomize=True, max_examples=80, deadline=None)
 
@@ -175,3 +179,20 @@ def test_a_forked_process_gives_the_same_answers(forked: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, forked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_latents_are_decoded_and_prefilled_everywhere(preset: str, dtype: torch.dtype) -> None:
+    device = PRESETS[preset]
+    inventory = DEFAULT_SELECTOR.inventory(device)
+    dims = MLADims(kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)
+    for widths, heads in ((MLADims(), 128), (MLADims(), 8), (dims, 3)):
+        request = AttentionRequest(
+            num_heads=heads, num_kv_heads=1, head_size=widths.latent_size, mla=widths, dtype=dtype
+        )
+        found = select(request, device, inventory)
+        assert found.backend_cls.capability(device, inventory).is_mla
+        prefill = select(prefill_request(request), device, inventory, kind="mla_prefill")
+        assert issubclass(prefill.prefill_cls, MLAPrefill)
+        assert prefill.verdict("TORCH_SDPA").status in (CHOSEN, ELIGIBLE)

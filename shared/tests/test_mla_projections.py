@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_absorbed_equals_expanded_in_float64() -> None:
     generator = torch.Generator().manual_seed(5)
     query = torch.randn(8, HEADS, 11, generator=generator, dtype=torch.float64)
     cache = torch.randn(5, 4, DIMS.latent_size, generator=generator, dtype=torch.float64)
-    batch = {"query_start_loc": STARTS, "seq_lens": LENS, "block_table": TABLE}
+    batch: dict[str, Any] = {"query_start_loc": STARTS, "seq_lens": LENS, "block_table": TABLE}
     own = projections()
     absorbed = mla_decode(own.absorb(query), cache, scale=0.3, kv_lora_rank=12, **batch)
     output = torch.empty(8, HEADS, DIMS.v_head_dim, dtype=torch.float64)
@@ -47,6 +49,15 @@ def test_rows_of_a_head_are_its_keys_and_then_its_values() -> None:
     assert torch.equal(own.w_uk, by_hand[:, :7])
     assert torch.equal(own.w_uv, by_hand[:, 7:])
     assert own.w_uk.data_ptr() == own.kv_b_proj.data_ptr()
+
+
+def test_a_weight_among_others_is_looked_at_where_it_is() -> None:
+    wide = torch.randn(36, 40, dtype=torch.float64)
+    own = MLAProjections(wide[:, 4:16], DIMS, HEADS)
+    assert own.w_uk.data_ptr() == wide[:, 4:].data_ptr()
+    query = torch.randn(4, HEADS, 11, dtype=torch.float64)
+    dense = MLAProjections(wide[:, 4:16].contiguous(), DIMS, HEADS)
+    torch.testing.assert_close(own.absorb(query), dense.absorb(query))
 
 
 def test_products_are_those_of_the_reference() -> None:

@@ -56,7 +56,7 @@ class MLAProjections:
             )
         self.dims = dims
         self.kv_b_proj = kv_b_proj.detach()
-        by_head = self.kv_b_proj.view(num_heads, rows, dims.kv_lora_rank)
+        by_head = self.kv_b_proj.unflatten(0, (num_heads, rows))
         self.w_uk = by_head[:, : dims.qk_nope_head_dim]
         self.w_uv = by_head[:, dims.qk_nope_head_dim :]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
-from attn_conformance.case import Case
+from attn_conformance.case import Case, TableStyle
 from attn_conformance.checks import must_refuse, require
 from attn_conformance.fit import Fit
 from attn_conformance.mla_batch import MLABatch
@@ -256,6 +257,31 @@ def _check_lse(subject: Subject, case: Case) -> None:
         hold(mla_engine(subject, batch).run(batch, with_lse=True), "with LSE")
 
 
+def _generated(depth: Depth, fit: Fit) -> Iterator[Case]:
+    """Random batches in random order: lengths, earlier keys, padding, tables, block sizes."""
+    for seed in range(48 if depth is Depth.FULL else 12):
+        draw = random.Random(seed)
+        block = fit.block_size * draw.choice((1, 1, 2, 4))
+        lens = [_drawn_lengths(draw, block) for _ in range(draw.randint(1, 7))]
+        yield fit.mla_case(
+            f"{seed}",
+            [query_len for query_len, _ in lens],
+            [seq_len for _, seq_len in lens],
+            block_size=block,
+            table=draw.choice((TableStyle.SHUFFLED, TableStyle.ORDERED, TableStyle.REPEATED)),
+            num_padding_rows=draw.choice((0, 0, 3)),
+            seed=seed,
+        )
+
+
+def _drawn_lengths(draw: random.Random, block: int) -> tuple[int, int]:
+    """Draw the query tokens of a request and its keys; 0 keys are padding."""
+    query_len = draw.choice((1, 1, 1, draw.randint(2, 8), draw.randint(9, 60)))
+    if draw.random() < 0.1:
+        return query_len, 0
+    return query_len, query_len + draw.choice((0, 1, block, draw.randint(0, 12 * block)))
+
+
 RULES = (
     Rule(
         name="mla_decode",
@@ -334,5 +360,11 @@ RULES = (
         contract="In batch-invariant mode a request's bits do not depend on its company.",
         make=_invariant,
         check=_check_invariant,
+    ),
+    Rule(
+        name="mla_generated",
+        contract="Random batches are right, in however many chunks.",
+        make=_generated,
+        check=_check_contexts,
     ),
 )

@@ -38,7 +38,7 @@ class ScaledByEntry(MLATwin):
 class MissesLastKey(MLATwin):
     """Leaves out the newest key of each request that has more than one."""
 
-    breaks = ("mla_decode", "mla_split")
+    breaks = ("mla_decode", "mla_split", "mla_generated")
 
     class impl(MLAReferenceImpl):
         def arguments(self, layer: AttentionLayer, common: CommonAttentionMetadata) -> Any:

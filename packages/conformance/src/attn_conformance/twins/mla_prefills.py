@@ -56,7 +56,7 @@ class DropsLastChunk(MLATwin):
 class MergesByHalves(MLATwin):
     """Averages the results of chunks, whatever their denominators."""
 
-    breaks = ("mla_context",)
+    breaks = ("mla_context", "mla_generated")
 
     class impl(MLAReferenceImpl):
         @staticmethod
