@@ -106,7 +106,7 @@ def _order(row: Row, ours: Selection) -> Iterator[Difference]:
 
 
 def recorded_order(row: Row) -> tuple[str, ...]:
-    """The order of v0.25.1, with attn's own backend on torch last where latents are asked for."""
+    """The order of v0.25.1, with attn's own backends where latents are asked for: torch's last."""
     config = row["config"]
     if config["use_mla"]:
         return (*_recorded_latents(row), "TORCH_MLA")
@@ -127,7 +127,7 @@ def _recorded_latents(row: Row) -> tuple[str, ...]:
     """The order of v0.25.1 among dense backends over latents."""
     match row["platform"]:
         case "cpu":
-            return ()
+            return ("CPU_MLA",)
         case "xpu":
             return ("TRITON_MLA",)
         case "rocm":

@@ -77,7 +77,7 @@ def _missing() -> Iterator[Rule]:
 
     provided = DEFAULT_REGISTRY.names()
     for name, known in KNOWN_BACKENDS.items():
-        if name in provided or name in ("FLASHINFER_TRTLLM", "IPEX", "TORCH_MLA"):
+        if name in provided or name in ("FLASHINFER_TRTLLM", "IPEX", "TORCH_MLA", "CPU_MLA"):
             continue  # nobody else has these
         words = PLACEHOLDERS.get(name, f"{known.kernels}; {known.plan}")
         yield _rule(

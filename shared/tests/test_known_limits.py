@@ -16,7 +16,7 @@ Oracle = Callable[[str], list[dict[str, Any]]]
 
 H100, B200 = preset("h100"), preset("b200")
 PROVIDED_FROM_THE_START = {"TORCH_SDPA", "FLEX_ATTENTION", "FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"}
-OURS = {"FLASHINFER_TRTLLM", "XPU_FLASH_ATTN", "IPEX", "TORCH_MLA"}
+OURS = {"FLASHINFER_TRTLLM", "XPU_FLASH_ATTN", "IPEX", "TORCH_MLA", "CPU_MLA"}
 LATENT = AttentionRequest(num_heads=16, num_kv_heads=1, head_size=576, mla=MLADims())
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "names_elsewhere",
 ]
 
-_OURS_ALONE = frozenset({"FLASHINFER_TRTLLM", "XPU_FLASH_ATTN", "IPEX", "TORCH_MLA"})
+_OURS_ALONE = frozenset({"FLASHINFER_TRTLLM", "XPU_FLASH_ATTN", "IPEX", "TORCH_MLA", "CPU_MLA"})
 _PAGED = "paged|"
 
 
