@@ -229,14 +229,14 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         A row without earlier keys, or one that still reads its prompt, is prefilled as well as
         any; where lengths differ in a kernel that takes one, the later ones are too.
         """
-        lens = common.seq_lens_cpu
-        if lens is None:
+        if common.seq_lens_cpu is None:
             return  # prefills need them, and say so
+        seq_lens = common.seq_lens_cpu.tolist()
         threshold = self.reorder_batch_threshold or 1
-        is_reading = common.is_prefilling
+        is_reading = None if common.is_prefilling is None else common.is_prefilling.tolist()
         seen_longer = False
         for row in range(num_decodes, common.num_reqs):
-            length, total = query_lens[row], int(lens[row])
+            length, total = query_lens[row], seq_lens[row]
             seen_longer = seen_longer or length > threshold
             is_decode = 0 < length <= threshold and total > length
             if seen_longer and is_decode and not (is_reading is not None and is_reading[row]):
