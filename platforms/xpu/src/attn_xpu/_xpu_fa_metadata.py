@@ -17,9 +17,9 @@ from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionType, Window
 from attn_shared.served import require_batch_served, require_block_table, require_served
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
+from attn_xpu._keyless_rows import keyless_rows, with_one_key
 from attn_xpu._xpu_fa_calls import KeyStep
 from attn_xpu._xpu_fa_capability import NAME, capability_of_kernels
-from attn_xpu._xpu_fa_keyless import keyless_rows, with_one_key
 
 __all__ = ["CACHE_FREE", "XpuFlashAttnMetadata", "XpuFlashAttnMetadataBuilder"]
 

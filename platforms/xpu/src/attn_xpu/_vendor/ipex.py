@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from attn_shared.inventory import VendorBuild, VendorSpec
@@ -13,7 +15,7 @@ from attn_shared.probing import (
     require,
 )
 
-__all__ = ["SPEC", "probe"]
+__all__ = ["SPEC", "interface", "label", "probe"]
 
 SPEC = VendorSpec(
     name="ipex",
@@ -30,23 +32,48 @@ _OPTIONAL = (
 )
 
 
-def probe() -> VendorBuild:
-    """Import the library, if torch is of its version, and say what its paged attention takes.
+def interface() -> ModuleType:
+    """Return the module that holds its attention.
 
-    With another torch it ends the process while it is imported, so that the versions are compared
-    before. The flag "build" is the label of its version, "xpu" or "cpu".
+    With another torch than its own it ends the process while it is imported, so that the versions
+    are compared before.
 
     Raises:
         ImportError: torch is of another version, or with the library's own words.
     """
-    version = installed_version(SPEC.distributions)
-    _check_torch(version, torch.__version__)
+    _check_torch(installed_version(SPEC.distributions), torch.__version__)
     modules = import_library("intel_extension_for_pytorch.llm.modules")
-    paged = require(modules, "PagedAttention", "too old; its last release is 2.8")
+    for name in ("PagedAttention", "VarlenAttention"):
+        require(modules, name, "too old; its last release is 2.8")
+    return modules
+
+
+def label() -> str:
+    """Return which build it is, "cpu" or "xpu"; the metadata of the package index leaves it out.
+
+    Raises:
+        ImportError: as `interface`.
+    """
+    interface()
+    package = import_library("intel_extension_for_pytorch")
+    versions = (getattr(package, "__version__", ""), installed_version(SPEC.distributions))
+    labels = (version.partition("+")[2] for version in versions)
+    return next((found for found in labels if found), "unlabelled")
+
+
+def probe() -> VendorBuild:
+    """Import the library, if torch is of its version, and say what its paged attention takes.
+
+    The flag "build" is the label of its version, "xpu" or "cpu".
+
+    Raises:
+        ImportError: torch is of another version, or with the library's own words.
+    """
+    paged = interface().PagedAttention
     calls = {name: getattr(paged, name, None) for name in _CALLS}
     return VendorBuild(
-        version=version,
-        flags=build_flags({"build": version.partition("+")[2] or "unlabelled"}),
+        version=installed_version(SPEC.distributions),
+        flags=build_flags({"build": label()}),
         kernel_lse_base=None,
         optional_arguments=optional_arguments(calls, _OPTIONAL),
     )

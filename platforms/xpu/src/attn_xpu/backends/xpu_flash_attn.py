@@ -26,6 +26,7 @@ from attn_shared.kv_cache import AttentionSpec
 from attn_shared.rounded_sinks import RoundedSinks
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
+from attn_xpu._keyless_rows import blank
 from attn_xpu._vendor import vllm_xpu_kernels
 from attn_xpu._xpu_fa_calls import Descales, Extras, KernelCall
 from attn_xpu._xpu_fa_capability import (
@@ -35,7 +36,6 @@ from attn_xpu._xpu_fa_capability import (
     capability_of_kernels,
     capability_on,
 )
-from attn_xpu._xpu_fa_keyless import blank
 from attn_xpu._xpu_fa_metadata import (
     CACHE_FREE,
     XpuFlashAttnMetadata,

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 class PagedAttention:
     @classmethod
-    def reshape_and_cache(cls, key, value, key_cache, value_cache, slot_mapping): ...
+    def reshape_and_cache(
+        cls,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        kv_cache_dtype="auto",
+        k_scale=1.0,
+        v_scale=1.0,
+    ): ...
 
     @classmethod
     def single_query_cached_kv_attention(
@@ -22,6 +32,9 @@ class PagedAttention:
         max_context_len,
         alibi_slopes,
         window_size=-1,
+        k_scale=1.0,
+        v_scale=1.0,
+        softcap=-1.0,
     ): ...
 
     @classmethod
@@ -45,4 +58,29 @@ class PagedAttention:
         k_scale=1.0,
         v_scale=1.0,
         softcap=-1.0,
+    ): ...
+
+
+class VarlenAttention:
+    @classmethod
+    def apply_function(
+        cls,
+        query,
+        key,
+        value,
+        out,
+        seqlen_q,
+        seqlen_k,
+        alibi_slopes,
+        max_seqlen_q,
+        max_seqlen_k,
+        pdropout,
+        softmax_scale,
+        zero_tensors,
+        is_causal,
+        return_softmax,
+        gen_,
+        window_size_left,
+        window_size_right,
+        softcap,
     ): ...

@@ -1,7 +1,7 @@
 """Rows that see no key: which they are, so that they can be set after a kernel ran.
 
-What the kernels write for such a row is not said anywhere: the one for single queries leaves it as
-it was, the shortcut for drafts gives it a key. Nothing here waits for the device.
+What kernels write for such a row is not said anywhere: one leaves it as it was, one gives it a key,
+one divides zero by zero. Nothing here waits for the device.
 """
 
 from __future__ import annotations
