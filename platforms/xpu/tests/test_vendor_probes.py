@@ -106,6 +106,20 @@ def test_ipex_that_ends_the_process_anyway_is_broken(
     assert "ended the process while it was imported (exit status 127)" in str(look("ipex").error)
 
 
+def test_ipex_beside_transformers_5_is_broken_with_the_cause(
+    install_stub: InstallStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_stub("intel-extension-for-pytorch", "2.8.0")
+    (tmp_path / "intel_extension_for_pytorch").mkdir()
+    text = "def forward() -> MoeModelOutputWithPast: ...\n"
+    (tmp_path / "intel_extension_for_pytorch/__init__.py").write_text(text)
+    monkeypatch.setattr(torch, "__version__", "2.8.0")
+    entry = look("ipex")
+    assert entry.status is VendorStatus.BROKEN
+    assert "'MoeModelOutputWithPast' is not defined" in str(entry.error)
+    assert "does not load with 5" in str(entry.error)
+
+
 def test_triton_names_its_back_ends(install_stub: InstallStub) -> None:
     install_stub("triton-xpu", "3.5.0", "triton")
     entry = look("triton")

@@ -42,7 +42,11 @@ def interface() -> ModuleType:
         ImportError: torch is of another version, or with the library's own words.
     """
     _check_torch(installed_version(SPEC.distributions), torch.__version__)
-    modules = import_library("intel_extension_for_pytorch.llm.modules")
+    try:
+        modules = import_library("intel_extension_for_pytorch.llm.modules")
+    except NameError as error:
+        message = f"{error}; it takes transformers where it finds it, and does not load with 5"
+        raise ImportError(message) from error
     for name in ("PagedAttention", "VarlenAttention"):
         require(modules, name, "too old; its last release is 2.8")
     return modules
