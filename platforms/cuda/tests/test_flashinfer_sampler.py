@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,27 @@ def test_a_release_without_a_call_is_too_old() -> None:
         pytest.raises(VendorMissingError, match="has no sampling_from_probs: too old"),
     ):
         FlashInferSampler()
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_kernels_are_compiled_when_the_sampler_is_loaded(compiles: bool) -> None:
+    built = []
+
+    def get_sampling_module() -> None:
+        built.append(1)
+        if not compiles:
+            raise RuntimeError("Ninja build failed: nvcc not found")
+
+    stub = RELEASES["0.6.13"]
+    content = {**stub.modules["flashinfer.sampling"], "get_sampling_module": get_sampling_module}
+    modules = {**stub.modules, "flashinfer.sampling": content}
+    with stub_vendor(replace(stub, modules=modules)):
+        if compiles:
+            FlashInferSampler()
+        else:
+            with pytest.raises(VendorMissingError, match="do not build: RuntimeError: Ninja build"):
+                FlashInferSampler()
+    assert built == [1]
 
 
 @pytest.mark.parametrize("release", RELEASES)

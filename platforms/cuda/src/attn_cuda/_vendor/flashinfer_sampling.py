@@ -55,6 +55,16 @@ class Kernels:
         self.draw, self.draw_top_p, self.draw_min_p = (calls[name] for name in _DRAWS)
         self.returns_valid = all(f"{name}.return_valid" in found for name in _DRAWS)
         self.optional_arguments = found
+        self._build: Callable[[], object] | None = getattr(library, "get_sampling_module", None)
+
+    def build(self) -> None:
+        """Compile the kernels, or find them compiled; whatever that raises passes through.
+
+        It takes a minute or more the first time. A release that hides it compiles in the first
+        call.
+        """
+        if self._build is not None:
+            self._build()
 
 
 def probe() -> VendorBuild:

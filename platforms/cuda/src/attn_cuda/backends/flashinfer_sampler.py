@@ -12,7 +12,7 @@ import torch
 from attn_cuda._vendor import flashinfer_sampling
 from attn_shared.capability import Reason
 from attn_shared.device import Vendor
-from attn_shared.errors import VendorMissingError
+from attn_shared.errors import VendorMissingError, own_words
 from attn_shared.inventory import VendorSpec
 from attn_shared.limits import DeviceLimit
 from attn_shared.platform import PriorityBand
@@ -54,16 +54,23 @@ class FlashInferSampler(SamplerBackend):
         return tuple(found)
 
     def __init__(self) -> None:
-        """Import the library and find its calls.
+        """Import the library, find its calls and compile its kernels.
 
         Raises:
-            VendorMissingError: it is broken or too old, in its own words.
+            VendorMissingError: it is broken, too old or does not compile, in its own words.
         """
         super().__init__()
+        name = flashinfer_sampling.SPEC.name
         try:
             self._kernels = flashinfer_sampling.Kernels()
         except ImportError as error:
-            raise VendorMissingError(str(error), library=flashinfer_sampling.SPEC.name) from error
+            raise VendorMissingError(str(error), library=name) from error
+        # A compiler that is missing, or fails, speaks through whatever the library raises.
+        try:
+            self._kernels.build()
+        except Exception as error:
+            words = f"FlashInfer's sampling kernels do not build: {own_words(error)}"
+            raise VendorMissingError(words, library=name) from error
 
     def sample(self, logits: torch.Tensor, rows: Rows, returns: Returns) -> Drawn:
         """Draw one token per row; see `SamplerBackend.sample`."""
