@@ -154,7 +154,7 @@ class Runner:
         self.combine = Launcher(
             combine,
             {name: constants[name] for name in names}
-            | {"HK": 1, "DV": latent, "DVP": padded[0], "PARTS": combine_parts},
+            | {"HK": 1, "DV": latent, "DVP": padded[0], "BV": padded[0], "PARTS": combine_parts},
             num_warps=combine_warps,
         )
         self.tiles = lambda cache: (None, None)
@@ -171,7 +171,7 @@ class Runner:
         lse_stride = 0 if lse is None else lse.stride(0)
         self.decode(
             self.grid, batch.query, cache, latent_tiles, rope_tiles, output, lse,
-            self.parts, self.stats, self.plan, batch.table, self.seq_lens, self.starts, None, None,
+            self.parts, self.stats, self.plan, batch.table, self.seq_lens, self.starts, None,
             count, self.max_items, self.max_rows, batch.table.stride(0), lse_stride,
             batch.scale * LOG2E, batch.cache_scale,
         )  # fmt: skip
@@ -185,7 +185,7 @@ def descriptors(cache: Tensor, latent: int, keys: int, padded: list[int]) -> tup
     """Return the descriptors of a cache's latents and rope parts, as rows of tokens."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    blocks, page, width = cache.shape
+    blocks, page, _ = cache.shape
     token = cache.stride(1)
     rows = (blocks - 1) * (cache.stride(0) // token) + page
     parts = (cache[..., :latent], cache[..., latent:])

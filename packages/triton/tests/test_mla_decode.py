@@ -10,10 +10,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from attn_triton_latents import Latents, Runner, make
+
 from attn_shared.accuracy import check_against_reference, eager_mla_decode
 from attn_shared.reference import mla_decode as exact
 from attn_triton.tiles import Tile
-from attn_triton_latents import Latents, Runner, make
 
 FEW = Tile(rows=16, keys=16, num_warps=4, stages=2)
 MANY = Tile(rows=64, keys=32, num_warps=8, stages=2)
@@ -110,9 +111,7 @@ def test_an_fp8_cache(device: torch.device, dtype: torch.dtype) -> None:
 
 def test_large_queries_over_an_fp8_cache(device: torch.device) -> None:
     """bfloat16 reaches further than float16, in which such a cache is multiplied."""
-    batch = make(
-        device, [20], [1], heads=4, sizes=SMALL, page=16, cache_dtype=torch.float8_e4m3fn
-    )
+    batch = make(device, [20], [1], heads=4, sizes=SMALL, page=16, cache_dtype=torch.float8_e4m3fn)
     batch.query *= 2.0**20
     batch.scale *= 2.0**-20
     check(batch, FEW)

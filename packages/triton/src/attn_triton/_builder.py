@@ -38,7 +38,7 @@ from attn_triton.launch import AlignedLaunch, Launcher
 from attn_triton.machine import machine_of
 from attn_triton.tiles import next_power_of_2
 
-__all__ = ["TritonAttentionMetadataBuilder"]
+__all__ = ["TritonAttentionMetadataBuilder", "planning"]
 
 _HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 _UNBOUNDED = 2**31 - 1
@@ -368,7 +368,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
         most_tokens = 0 if decode is None or metadata.ranges is not None else self._most(decode)
         block = next_power_of_2(max(common.num_reqs, self.config.max_num_seqs, 16))
         for visibility, plan in metadata.plans.items():
-            launch = _planning(
+            launch = planning(
                 visibility,
                 self._is_cache_free,
                 64 if decode is None else decode.tile.keys,
@@ -394,7 +394,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
 
 
 @functools.cache
-def _planning(
+def planning(
     visibility: Visibility,
     is_dense: bool,
     tile: int,

@@ -234,7 +234,9 @@ class LayerCalls:
         if shape.decode is not None:
             found["decode"] = _launcher(decode, shape.decode, own | {"BLOCKS": shape.blocks})
             found["combine"] = Launcher(
-                combine, merged | {"PARTS": COMBINE_PARTS}, num_warps=combine_warps(self._padded[1])
+                combine,
+                merged | {"BV": merged["DVP"], "PARTS": COMBINE_PARTS},
+                num_warps=combine_warps(self._padded[1]),
             )
         if shape.prefill is not None:
             tile = shape.prefill

@@ -8,7 +8,15 @@ from attn_shared.dtypes import COMPUTE_DTYPES, KVCacheLayout, dtype_name, parse_
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_triton.tiles import Widths, least_shared_bytes
 
-__all__ = ["CAPABILITY", "MAX_HEAD_SIZE", "NAME", "cache_bytes_of", "lacking_fp8"]
+__all__ = [
+    "CAPABILITY",
+    "MAX_HEAD_SIZE",
+    "NAME",
+    "cache_bytes_of",
+    "cache_has_the_dtype",
+    "fp8_is_there",
+    "lacking_fp8",
+]
 
 NAME = "TRITON_ATTN"
 MAX_HEAD_SIZE = 512
@@ -42,15 +50,16 @@ def cache_bytes_of(kv_cache_dtype: str, dtype_bytes: int) -> int:
     return dtype_bytes if kv_cache_dtype == "auto" else parse_dtype(kv_cache_dtype).itemsize
 
 
-def _fp8_is_there(request: AttentionRequest, device: DeviceFacts) -> Reason | None:
+def fp8_is_there(request: AttentionRequest, device: DeviceFacts) -> Reason | None:
+    """Refuse an fp8 format that the device's compiler lacks."""
     allowed = lacking_fp8(request.kv_cache_dtype, device)
     if allowed is None:
         return None
     return Reason(code="fp8_on_device", value=request.kv_cache_dtype, allowed=allowed)
 
 
-def _cache_has_the_dtype(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-    """A cache that is not quantised is multiplied as it is."""
+def cache_has_the_dtype(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Refuse a cache of another dtype: what is not quantised is multiplied as it is."""
     name = request.kv_cache_dtype
     if name not in COMPUTE_DTYPES or name == dtype_name(request.dtype):
         return None
@@ -134,8 +143,8 @@ CAPABILITY = Capability(
     pcp=Support.YES,
     tolerates_nan_tail=True,
     rules=(
-        Rule(name="fp8_on_device", check=_fp8_is_there),
-        Rule(name="cache_dtype_of_layer", check=_cache_has_the_dtype),
+        Rule(name="fp8_on_device", check=fp8_is_there),
+        Rule(name="cache_dtype_of_layer", check=cache_has_the_dtype),
         Rule(name="shared_memory", check=_tile_fits),
         Rule(name="chunked_local_causal", check=_chunks_are_causal),
         Rule(name="mm_prefix_decoder", check=_ranges_are_of_decoders),

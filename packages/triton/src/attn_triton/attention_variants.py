@@ -17,9 +17,16 @@ from attn_triton.tiles import (
 )
 from attn_triton.variants import KernelVariant
 
-__all__ = ["combine_variants", "decode_variants", "plan_variants", "prefill_variants"]
+__all__ = [
+    "E4M3_OF",
+    "ELEMENT_BYTES",
+    "combine_variants",
+    "decode_variants",
+    "plan_variants",
+    "prefill_variants",
+]
 
-_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1, "fp8e4b8": 1, "fp8e5": 1, "i8": 1}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1, "fp8e4b8": 1, "fp8e5": 1, "i8": 1}
 _INTEGERS = ("plan_ptr", "table_ptr", "lens_ptr", "query_starts", "ranges_ptr")
 _NUMBERS = ("scale", "v_scale", "cap")
 _OPTIONAL = (
@@ -31,7 +38,7 @@ _OPTIONAL = (
     "k_scale_ptr",
     "v_scale_ptr",
 )
-_E4M3 = {
+E4M3_OF = {
     **dict.fromkeys(("sm_90", "sm_100", "sm_120", "gfx950", "gfx1201"), "fp8e4nv"),
     "gfx942": "fp8e4b8",
 }
@@ -77,8 +84,8 @@ class _Layer:
         return Widths(
             head_size=self.sizes[0],
             head_size_v=self.sizes[1],
-            element_bytes=_BYTES[self.element],
-            cache_bytes=_BYTES[self.stored],
+            element_bytes=ELEMENT_BYTES[self.element],
+            cache_bytes=ELEMENT_BYTES[self.stored],
             is_fp8=self.stored.startswith("fp8"),
         )
 
@@ -96,8 +103,8 @@ def _layers(arch: str) -> Iterator[_Layer]:
     yield replace(main, name="bf16-d128-every-feature", has_all=True, is_main=False)
     yield replace(main, name="bf16-d128-e5m2", cache="fp8e5", is_main=False)
     yield replace(main, name="bf16-d128-int8", cache="i8", has_all=True, is_main=False)
-    if arch in _E4M3:
-        yield replace(main, name="bf16-d128-e4m3", cache=_E4M3[arch], is_main=False)
+    if arch in E4M3_OF:
+        yield replace(main, name="bf16-d128-e4m3", cache=E4M3_OF[arch], is_main=False)
 
 
 def decode_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
@@ -131,6 +138,7 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
             "HK": 8,
             "DV": size,
             "DVP": padded,
+            "BV": padded,
             "PARTS": COMBINE_PARTS,
             "O_TOKEN": 32 * size,
             "O_HEAD": size,

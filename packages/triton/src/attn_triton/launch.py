@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Handle", "Launcher", "vector_width"]
+__all__ = ["AddressedLaunch", "Handle", "Launcher", "vector_width"]
 
 _WIDEST_BYTES = 16  # what one thread loads or stores at once
 _NUMBERS = frozenset((int, float, bool))
@@ -189,6 +189,57 @@ class AlignedLaunch:
                 self._handle = self._launcher.handle(*tensors, *rest)
             return
         handle(grid, *addresses, *rest)
+
+
+class AddressedLaunch:
+    """A launcher for calls that differ in addresses, numbers and absent pointers alone.
+
+    The caller has looked at dtypes and devices. Where every tensor is 16-byte aligned the kernel is
+    handed addresses; any other call goes through the launcher.
+
+    Args:
+        launcher: what to launch.
+    """
+
+    __slots__ = ("_handles", "_launcher")
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._handles: dict[tuple[bool, ...], Handle] = {}
+
+    def __call__(
+        self,
+        grid: tuple[int, int, int],
+        tensors: Sequence[Any],
+        numbers: Sequence[float],
+    ) -> None:
+        """Launch on the current stream.
+
+        Args:
+            grid: programs in each dimension; with a 0 nothing is launched.
+            tensors: the first run-time arguments: tensors, host descriptors, None if absent.
+            numbers: those after them.
+        """
+        together = 0
+        addresses: list[Any] = []
+        for each in tensors:
+            if isinstance(each, torch.Tensor):
+                address = each.data_ptr()
+                together |= address
+                addresses.append(address)
+            else:
+                addresses.append(each)
+        if self._launcher.is_interpreted or together & (_WIDEST_BYTES - 1):
+            self._launcher(grid, *tensors, *numbers)
+            return
+        absent = tuple([each is None for each in tensors])
+        handle = self._handles.get(absent)
+        if handle is None:
+            handle = self._handles[absent] = self._launcher.handle(*tensors, *numbers)
+        if handle.device_index != _runtime()[1]():
+            self._launcher(grid, *tensors, *numbers)
+            return
+        handle(grid, *addresses, *numbers)
 
 
 def vector_width(dtype: torch.dtype, numbers: Sequence[int]) -> int:

@@ -34,19 +34,22 @@ def combine(
     HK: tl.constexpr,
     DV: tl.constexpr,
     DVP: tl.constexpr,
+    BV: tl.constexpr,
     PARTS: tl.constexpr,
     O_TOKEN: tl.constexpr,
     O_HEAD: tl.constexpr,
 ):
     """Merge the parts of one query row; those of requests that were not cut are left alone.
 
-    Programs: (requests, kv heads, max_rows). Parts are taken PARTS at a time, always in the same
-    order, so that a row's bits depend on its own parts alone. The sink enters here, once. The
-    arguments are those of `decode`.
+    Programs: (requests, kv heads, max_rows, DVP / BV), the last fastest: each has BV columns. Parts
+    are taken PARTS at a time, always in the same order, so that a row's bits depend on its own
+    parts alone. The sink enters here, once. The arguments are those of `decode`.
     """
-    row = tl.program_id(0) % max_rows
-    kv_head = tl.program_id(0) // max_rows % HK
-    b = tl.program_id(0) // max_rows // HK
+    COLUMNS: tl.constexpr = DVP // BV
+    at_row = tl.program_id(0) // COLUMNS
+    row = at_row % max_rows
+    kv_head = at_row // max_rows % HK
+    b = at_row // max_rows // HK
     starts_at = plan_ptr + _HEADER + 4 * max_items
     item = tl.load(starts_at + b)
     parts = tl.load(starts_at + b + 1) - item
@@ -54,10 +57,10 @@ def combine(
     num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
     if parts <= 1 or row >= num_rows:
         return
-    dv = tl.arange(0, DVP)
+    dv = tl.program_id(0) % COLUMNS * BV + tl.arange(0, BV)
     m = row_start(1)
     total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, DVP], tl.float32)
+    acc = tl.zeros([1, BV], tl.float32)
     for begin in range(0, parts, PARTS):
         part = begin + tl.arange(0, PARTS)
         live = part < parts
@@ -86,7 +89,8 @@ def combine(
     tl.store(to + dv[None, :], values, mask=(dv < DV)[None, :])
     if lse_ptr is not None:
         one = tl.arange(0, 1)
-        tl.store(lse_ptr + head.to(tl.int64) * lse_stride + token + one, lse)
+        is_first = one == tl.program_id(0) % COLUMNS
+        tl.store(lse_ptr + head.to(tl.int64) * lse_stride + token + one, lse, mask=is_first)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:

@@ -20,6 +20,7 @@ __all__ = [
     "compile_kernel",
     "compile_variant",
     "driver_calls",
+    "has_gluon",
     "is_interpreted",
     "kind_of",
     "target_of",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _WARP_SIZES = {"gfx9": 64}  # CDNA; every other GPU that Triton compiles for here has 32
+_FIRST_GLUON = (3, 6)
 _ALIGNED = [["tt.divisibility", 16]]
 _TYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -88,12 +90,20 @@ def kind_of(argument: object, annotated: str) -> Kind:
     if isinstance(argument, float):
         return Kind(annotated or "fp32")
     base, block = argument.base, argument.block_shape  # type: ignore[attr-defined]
-    return Kind(f"tensordesc<{_TYPE_NAMES[base.dtype]}{list(block)}>")
+    layout = getattr(argument, "layout", None)  # of Gluon's descriptors alone
+    described = "" if layout is None else f",{layout!r}"
+    return Kind(f"tensordesc<{_TYPE_NAMES[base.dtype]}{list(block)}{described}>")
 
 
 def driver_calls() -> tuple[Callable[[int], int], Callable[[], int]]:
     """Return the active driver's calls for the current stream of a device and the device."""
     return driver.active.get_current_stream, driver.active.get_current_device
+
+
+def has_gluon() -> bool:
+    """Return whether kernels in Gluon run: by a Triton in whose form of it they have, compiled."""
+    major, minor = triton.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= _FIRST_GLUON and not triton.knobs.runtime.interpret
 
 
 def target_of(arch: str) -> GPUTarget:
@@ -124,8 +134,17 @@ def compile_kernel(
         if signature[name] == "constexpr":
             values[(places[name],)] = constants.get(name)
     attributes = {(places[name],): _ALIGNED for name, kind in kinds.items() if kind.is_aligned}
-    source = ASTSource(kernel, signature, values, attributes)
+    source = _source(kernel)(kernel, signature, values, attributes)
     return triton.compile(source, target=target, options=dict(options))
+
+
+def _source(kernel: Any) -> Any:
+    """Return what Triton compiles a kernel from: Gluon is another language in the same words."""
+    if not getattr(kernel, "is_gluon", lambda: False)():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def compile_variant(variant: KernelVariant, arch: str) -> CompiledKernel:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from attn_triton.kernels.plan import HEADER
 from attn_triton.kernels.sweep import bounds_of, finish, row_start
-from attn_triton.mla_variants import mla_decode_variants
+from attn_triton.latent_variants import mla_decode_variants
 from attn_triton.variants import KernelVariant
 
 __all__ = ["mla_decode", "variants"]
@@ -60,6 +60,8 @@ def _chunked_logits(q, live, k, s, WIDTH: tl.constexpr, PADDED: tl.constexpr):
         live: (rows,) which of them may be read.
         k: (keys,) pointers.
         s: (rows, keys) sums.
+        WIDTH: columns.
+        PADDED: columns with those that are read as 0.
     """
     for begin in range(0, PADDED, min(PADDED, _CHUNK)):
         d = begin + tl.arange(0, min(PADDED, _CHUNK))
@@ -84,7 +86,6 @@ def mla_decode(  # size: one algorithm
     table_ptr,
     lens_ptr,
     query_starts,
-    causal_ptr,
     scale_ptr,
     num_reqs,
     max_items,
@@ -113,8 +114,9 @@ def mla_decode(  # size: one algorithm
     """Attend to one part of a request's latents for up to ROWS query rows.
 
     Programs: (items of the plan, blocks of ROWS in max_rows), the last fastest, so that the blocks
-    that read the same latents run side by side; those past the plan's items do nothing. A request of one part
-    is written as it is, the parts of others go to the combine kernel. Absent pointers are None.
+    that read the same latents run side by side; those past the plan's items do nothing. A request
+    of one part is written as it is, the parts of others go to the combine kernel. Absent pointers
+    are None.
 
     With descriptors a tile lies in one page (PAGE is a multiple of BN) and is read whole, the slots
     past a request's end included, whose finite numbers have weight 0. Without them rows past the
@@ -134,7 +136,6 @@ def mla_decode(  # size: one algorithm
         table_ptr: (B, M) int32 block ids.
         lens_ptr: (B,) int32 keys of each request.
         query_starts: (B + 1,) int32.
-        causal_ptr: (B,) bytes, with CAUSAL=2.
         scale_ptr: (1,) float32 scale of the cache's entries, in place of `cache_scale`.
         num_reqs: B.
         max_items: of the plan.
@@ -143,6 +144,7 @@ def mla_decode(  # size: one algorithm
         lse_stride: of a head's LSEs.
         scale: factor on q.k, times log2(e), without the cache's.
         cache_scale: of the cache's entries.
+        CAUSAL: 1 where rows see keys up to their own, 0 where they see all.
     """
     blocks = (max_rows + ROWS - 1) // ROWS
     part_of = tl.program_id(0) // blocks
@@ -167,11 +169,7 @@ def mla_decode(  # size: one algorithm
     token = tl.minimum(row, num_rows - 1) // HQ
     head = row % HQ
     position = num_keys - num_rows // HQ + token
-    is_causal = False
-    if CAUSAL == 2:
-        is_causal = tl.load(causal_ptr + b) != 0
-    first, last = bounds_of(position, num_keys, is_causal, -1, -1, 0, CAUSAL)
-    last = tl.minimum(last, end)
+    last = tl.minimum(bounds_of(position, num_keys, False, -1, -1, 0, CAUSAL)[1], end)
 
     i = tl.arange(0, BN)
     dl = tl.arange(0, DLP)
@@ -181,8 +179,8 @@ def mla_decode(  # size: one algorithm
     scale = scale * cache_scale
     q_rows = q_ptr + ((q0 + token).to(tl.int64) * Q_TOKEN + head * Q_HEAD)
     CHUNKED: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
-    q_latent = 0
-    q_rope = 0
+    q_latent = q_ptr
+    q_rope = q_ptr
     if not CHUNKED:
         q_latent = tl.load(
             q_rows[:, None] + dl[None, :], mask=live[:, None] & (dl < DL)[None, :], other=0.0
@@ -204,6 +202,7 @@ def mla_decode(  # size: one algorithm
         ahead = start
     has_keys = (ahead >= start) & (end > start)
     page = tl.load(table + tl.minimum(ahead, num_keys - 1) // PAGE, mask=has_keys, other=0)
+    whole = tl.min(last, 0)
     for j in tl.range(start, end, BN, num_stages=STAGES):
         n = j + i
         if latent_tiles is not None:
@@ -218,14 +217,20 @@ def mla_decode(  # size: one algorithm
             page = tl.load(table + tl.minimum(n + BN, num_keys - 1) // PAGE)
         if CHUNKED:
             latent = latent.to(tl.float32)
-            s = tl.zeros([ROWS, BN], tl.float32)
-            s = _chunked_logits(q_rows, live, cache_ptr + at, s, DL, DLP)
-            s = _chunked_logits(q_rows + DL, live, cache_ptr + at + DL, s, DR, DRP)
+            nothing = tl.zeros([ROWS, BN], tl.float32)
+            s = _chunked_logits(q_rows, live, cache_ptr + at, nothing, DL, DLP)
+            s_rope = _chunked_logits(q_rows + DL, live, cache_ptr + at + DL, nothing, DR, DRP)
         else:
             latent = latent.to(q_latent.dtype)
-            s = tl.dot(q_rope, tl.trans(rope.to(q_latent.dtype)))
-            s = tl.dot(q_latent, tl.trans(latent), s)
-        s = tl.where(n[None, :] < last[:, None], s * scale, -float("inf"))
+            s = tl.dot(q_latent, tl.trans(latent))
+            s_rope = tl.dot(q_rope, tl.trans(rope.to(q_latent.dtype)))
+        # Not only to spare whole tiles the mask: past a branch the compiler does not see that the
+        # logits feed another product, for which it would let each warp group compute all of them.
+        # Both are in it, and scaled apart, since a sum of products is made one product's chain.
+        if j + BN > whole:
+            s = tl.where(n[None, :] < last[:, None], s, -float("inf"))
+            s_rope = tl.where(n[None, :] < last[:, None], s_rope, 0.0)
+        s = s * scale + s_rope * scale
         top = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - top[:, None])
         fade = tl.math.exp2(m - top)

@@ -11,7 +11,7 @@ from attn_triton._capability import (
     cache_has_the_dtype,
     fp8_is_there,
 )
-from attn_triton.mla_tiles import LatentWidths, least_latent_bytes
+from attn_triton.latent_tiles import LatentWidths, least_latent_bytes
 
 __all__ = ["MLA_CAPABILITY", "MLA_NAME"]
 
@@ -64,6 +64,7 @@ MLA_CAPABILITY = Capability(
     head_sizes=SizeSet(),
     kv_cache_dtypes=frozenset(_FORMATS),
     block_sizes=(1,),
+    preferred_block_size=64,
     is_mla=True,
     non_causal=Support.YES,
     batch_invariant=Support.YES,

@@ -1,0 +1,186 @@
+"""One layer's launches over latents: constants fixed once, handles kept, few arguments per call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attn_shared.errors import InvalidInputError
+from attn_shared.impl import AttentionLayer
+from attn_shared.request import MLADims
+from attn_shared.spec import LayerSpec
+from attn_triton._latent_cache import LatentCache, LatentCaches
+from attn_triton._latent_metadata import TritonMLADecode
+from attn_triton.latent_route import LatentRoute, latent_route
+from attn_triton.latent_tiles import COMBINE_COLUMNS, LatentWidths
+from attn_triton.launch import AddressedLaunch, Launcher
+from attn_triton.machine import machine_of, require_readable
+from attn_triton.tiles import Tile
+
+__all__ = ["LatentCalls"]
+
+_LOG2E = math.log2(math.e)
+
+
+class _Key(NamedTuple):
+    """What machine code depends on, beside the layer."""
+
+    tile: Tile
+    query: tuple[int, ...]
+    output: tuple[int, ...]
+    cache: tuple[int, int]
+    page: int
+    causal: bool
+    route: LatentRoute
+    parts: int
+
+
+class _Programs(NamedTuple):
+    """The kernels of one layer for calls of one kind."""
+
+    decode: AddressedLaunch
+    combine: AddressedLaunch
+
+
+class LatentCalls:
+    """Runs the kernels of one layer.
+
+    Args:
+        spec: of the layer.
+    """
+
+    def __init__(self, spec: LayerSpec) -> None:
+        self._spec = spec
+        dims = spec.mla or MLADims()
+        self._widths = (dims.kv_lora_rank, dims.qk_rope_head_dim)
+        size = spec.dtype.itemsize
+        self._padded = LatentWidths(
+            latent=self._widths[0], rope=self._widths[1], element_bytes=size, cache_bytes=size
+        ).padded
+        self._caches = LatentCaches()
+        self._programs: dict[_Key, _Programs] = {}
+
+    def run(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        kv_cache: Tensor,
+        step: TritonMLADecode,
+    ) -> None:
+        """Launch what the decodes need.
+
+        Args:
+            layer: the calling layer.
+            query: (T, H, latent + rope), its last dimension dense.
+            output: (T, H, latent), likewise.
+            lse: (H, T), likewise, or None.
+            kv_cache: (blocks, page, latent + rope).
+            step: of the batch.
+        """
+        cache = self._caches.read(kv_cache)
+        tile = step.grid.tile
+        route, tiles = cache.chosen.get(tile) or self._choose(cache, kv_cache, tile)
+        key = _Key(
+            tile,
+            query.stride(),
+            output.stride(),
+            cache.strides,
+            cache.page,
+            step.causal,
+            route,
+            step.merged_at_once,
+        )
+        programs = self._programs.get(key)
+        if programs is None:
+            require_readable(cache.dtype, query.device)
+            programs = self._programs[key] = self._make(key)
+        scale, cache_scale = _scale_of(layer.k_scale, query.device)
+        lse_stride = 0 if lse is None else lse.stride(0)
+        numbers = (*step.decode.numbers, lse_stride, self._spec.scale * _LOG2E, cache_scale)
+        tensors = (query, kv_cache, *tiles, output, lse, *step.decode.tensors, scale)
+        programs.decode(step.decode.grid, tensors, numbers)
+        if step.combine is not None:
+            launch = step.combine
+            tensors = (output, lse, *launch.tensors, None)
+            programs.combine(launch.grid, tensors, (*launch.numbers, lse_stride))
+
+    def _choose(
+        self, cache: LatentCache, kv_cache: Tensor, tile: Tile
+    ) -> tuple[LatentRoute, tuple[Any, Any]]:
+        """Return which kernel reads a cache, and its descriptors, and remember both."""
+        from attn_triton.kernels.compiling import has_gluon
+
+        route = latent_route(
+            machine_of(cache.device).arch,
+            tile,
+            self._spec.dtype,
+            cache.dtype,
+            self._padded,
+            is_describable=cache.can_be_described(tile.keys, self._widths[0]),
+            has_gluon=has_gluon(),
+        )
+        tiles: tuple[Any, Any] = (None, None)
+        if route is not LatentRoute.ROWS:
+            tiles = cache.tiles(kv_cache, tile.keys, self._widths, self._padded, route)
+        if cache.device.type != "cpu":  # a descriptor of the interpreter would hold the cache
+            cache.chosen[tile] = (route, tiles)
+        return route, tiles
+
+    def _make(self, key: _Key) -> _Programs:
+        from attn_triton.kernels.combine import combine
+
+        places = {
+            "HQ": self._spec.num_heads,
+            "O_TOKEN": key.output[0],
+            "O_HEAD": key.output[1],
+        }
+        constants = {
+            **places,
+            **dict(zip(("DL", "DR"), self._widths, strict=True)),
+            **dict(zip(("DLP", "DRP"), self._padded, strict=True)),
+            **dict(zip(("Q_TOKEN", "Q_HEAD"), key.query[:2], strict=True)),
+            **dict(zip(("K_BLOCK", "K_TOKEN"), key.cache, strict=True)),
+            "ROWS": key.tile.rows,
+            "BN": key.tile.keys,
+            "STAGES": key.tile.stages,
+            "PAGE": key.page,
+            "CAUSAL": int(key.causal),
+        }
+        padded = self._padded[0]
+        merged = {"HK": 1, "DV": self._widths[0], "DVP": padded, "PARTS": key.parts}
+        merged["BV"] = min(padded, COMBINE_COLUMNS)
+        decode = _kernel_of(key.route)
+        return _Programs(
+            AddressedLaunch(Launcher(decode, constants, num_warps=key.tile.num_warps)),
+            AddressedLaunch(Launcher(combine, places | merged, num_warps=1)),
+        )
+
+
+def _kernel_of(route: LatentRoute) -> Any:
+    if route is LatentRoute.HOPPER:
+        from attn_triton.kernels.mla_decode_hopper import mla_decode_hopper
+
+        return mla_decode_hopper
+    from attn_triton.kernels.mla_decode import mla_decode
+
+    return mla_decode
+
+
+def _scale_of(scale: float | Tensor, device: torch.device) -> tuple[Tensor | None, float]:
+    """Return the scale of a cache's entries as a tensor, or as a number where it is one.
+
+    Raises:
+        InvalidInputError: it is neither a number nor one element.
+    """
+    if not isinstance(scale, Tensor):
+        return None, float(scale)
+    if scale.numel() != 1:
+        raise InvalidInputError.for_argument(
+            "layer.k_scale", f"a tensor {tuple(scale.shape)}", "a number or one element"
+        )
+    return scale.to(device=device, dtype=torch.float32), 1.0

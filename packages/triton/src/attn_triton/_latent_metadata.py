@@ -1,0 +1,90 @@
+"""The decodes of a step over latents, as the layers of a group read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from attn_triton._metadata import Launch
+from attn_triton._steps import DecodeGrid
+
+__all__ = ["TritonMLADecode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TritonMLADecode:
+    """How one step's decodes run.
+
+    Attributes:
+        grid: of the decode kernel.
+        causal: whether rows see keys up to their own alone.
+        plan: work items, which the device computes.
+        parts: float32 memory for parts of requests.
+        stats: float32 memory for their maxima and sums.
+        decode: what the decode kernel is handed that is the same for all layers.
+        combine: the same of the merging kernel; None: no request is cut.
+        merged_at_once: parts that one step of the merging kernel takes.
+    """
+
+    grid: DecodeGrid
+    causal: bool
+    plan: Tensor
+    parts: Tensor
+    stats: Tensor
+    decode: Launch
+    combine: Launch | None
+    merged_at_once: int
+
+    @classmethod
+    def of(
+        cls,
+        grid: DecodeGrid,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        starts: Tensor,
+        lens: Tensor,
+        table: Tensor,
+        *,
+        causal: bool,
+        num_columns: int,
+        merged_at_once: int,
+    ) -> TritonMLADecode:
+        """Return it for a batch.
+
+        Args:
+            grid: of the decode kernel.
+            tensors: plan, parts and stats.
+            starts: (B + 1,) int32 prefix sums of query lengths.
+            lens: (B,) int32 keys.
+            table: (B, M) int32, its last dimension dense.
+            causal: of all rows.
+            num_columns: programs of the merging kernel for one row.
+            merged_at_once: parts that one step of it takes.
+        """
+        plan, parts, stats = tensors
+        count = len(lens)
+        sizes = (count, grid.max_items, grid.max_rows)
+        places = (parts, stats) if grid.may_split else (None, None)
+        combine = None
+        if grid.may_split:
+            programs = count * grid.max_rows * num_columns
+            combine = Launch.of(programs, (parts, stats, plan, starts), sizes)
+        return cls(
+            grid=grid,
+            causal=causal,
+            plan=plan,
+            parts=parts,
+            stats=stats,
+            decode=Launch.of(
+                grid.max_items * grid.blocks,
+                (*places, plan, table, lens, starts),
+                (*sizes, table.stride(0)),
+            ),
+            combine=combine,
+            merged_at_once=merged_at_once,
+        )
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every tensor is at a multiple of 16 bytes."""
+        return self.decode.is_aligned and (self.combine is None or self.combine.is_aligned)
