@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from attn_triton.kernels.combine import combine
+from attn_triton.kernels.describing import descriptor
 from attn_triton.kernels.mla_decode import mla_decode
 from attn_triton.kernels.plan import HEADER, plan_step
+from attn_triton.latent_tiles import COMBINE_COLUMNS
 from attn_triton.launch import Launcher
 from attn_triton.tiles import Tile, next_power_of_2
 
@@ -107,12 +109,13 @@ class Runner:
         causal: bool = True,
         max_parts: int = 0,
         kernel: Any = mla_decode,
+        describe: Any = descriptor,
         combine_parts: int = 8,
-        combine_warps: int = 4,
     ) -> None:
         heads, width = batch.query.shape[1:]
         page, latent = batch.cache.shape[1], batch.latent
         rope = width - latent
+        padded = [max(16, next_power_of_2(each)) for each in (latent, rope)]
         device = batch.query.device
         count = len(batch.lens)
         self.batch, self.causal = batch, causal
@@ -121,7 +124,7 @@ class Runner:
         slots = 0 if max_parts else max(1, units * tile.programs_per_unit // blocks)
         self.max_items = max_parts * count if max_parts else max(slots, count)
         self.grid = (self.max_items * blocks, 1, 1)
-        self.combine_grid = (count * self.max_rows, 1, 1)
+        self.combine_grid = (count * self.max_rows * -(-padded[0] // COMBINE_COLUMNS), 1, 1)
         self.plan = torch.zeros(
             HEADER + 4 * self.max_items + 2 * (count + 1), dtype=torch.int32, device=device
         )
@@ -140,7 +143,6 @@ class Runner:
             (1, 1, 1), self.plan, self.starts, self.seq_lens,
             count, self.max_items, slots, max(batch.query_lens), heads, tile.rows,
         )  # fmt: skip
-        padded = [max(16, next_power_of_2(each)) for each in (latent, rope)]
         constants = {
             "HQ": heads, "DL": latent, "DR": rope, "DLP": padded[0], "DRP": padded[1],
             "ROWS": tile.rows, "BN": tile.keys, "STAGES": tile.stages, "PAGE": page,
@@ -154,12 +156,13 @@ class Runner:
         self.combine = Launcher(
             combine,
             {name: constants[name] for name in names}
-            | {"HK": 1, "DV": latent, "DVP": padded[0], "BV": padded[0], "PARTS": combine_parts},
-            num_warps=combine_warps,
+            | {"HK": 1, "DV": latent, "DVP": padded[0], "PARTS": combine_parts}
+            | {"BV": min(padded[0], COMBINE_COLUMNS)},
+            num_warps=1,
         )
         self.tiles = lambda cache: (None, None)
         if has_descriptors:
-            self.tiles = lambda cache: descriptors(cache, latent, tile.keys, padded)
+            self.tiles = lambda cache: descriptors(cache, latent, tile.keys, padded, describe)
 
     def __call__(
         self, output: Tensor, lse: Tensor | None, cache: Tensor | None = None, tiles: Any = None
@@ -181,15 +184,16 @@ class Runner:
         )  # fmt: skip
 
 
-def descriptors(cache: Tensor, latent: int, keys: int, padded: list[int]) -> tuple[Any, Any]:
+def descriptors(
+    cache: Tensor, latent: int, keys: int, padded: list[int], describe: Any
+) -> tuple[Any, Any]:
     """Return the descriptors of a cache's latents and rope parts, as rows of tokens."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     blocks, page, _ = cache.shape
     token = cache.stride(1)
     rows = (blocks - 1) * (cache.stride(0) // token) + page
     parts = (cache[..., :latent], cache[..., latent:])
-    return tuple(
-        TensorDescriptor(part, [rows, part.shape[2]], [token, 1], [keys, columns])
+    first, second = (
+        describe(part, (rows, part.shape[2]), token, (keys, columns))
         for part, columns in zip(parts, padded, strict=True)
-    )  # type: ignore[return-value]
+    )
+    return first, second

@@ -141,6 +141,19 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
         "to 128",
     ),
     Rank(
+        name="TRITON_MLA",
+        priority=PriorityBand.PERFORMANT - 50,
+        families=_HOPPER,
+        provenance="measured on an H200 (torch 2.11, Triton 3.6, bfloat16, 512 + 64, page 64; "
+        "docs/triton-mla.md): 1.02 times FLASHMLA's time at 32x4096 with 16 heads, 1.46 with 128",
+    ),
+    Rank(
+        name="TRITON_MLA",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before the backend on torch alone because its "
+        "kernels read blocks where they are, and behind the vendors' own",
+    ),
+    Rank(
         name="TORCH_MLA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; on torch alone, behind kernels that "
@@ -164,6 +177,12 @@ MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
         name="FLASHINFER",
         priority=PriorityBand.PERFORMANT - 20,
         provenance=f"{_VENDORS_LATENTS}; one set of widths, and planned on the host",
+    ),
+    Rank(
+        name="TRITON",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before torch alone because its kernel takes two "
+        "head sizes and gives the LSE, and behind the vendors' own",
     ),
     Rank(
         name="TORCH_SDPA",

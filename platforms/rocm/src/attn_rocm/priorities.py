@@ -73,6 +73,12 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
         provenance="not measured on this hardware; AMD's own kernels before portable ones",
     ),
     Rank(
+        name="TRITON_MLA",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before the backend on torch alone because its "
+        "kernels read blocks where they are, and behind the vendors' own",
+    ),
+    Rank(
         name="TORCH_MLA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; on torch alone, behind kernels that "
@@ -86,6 +92,12 @@ MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
         name=FLASH,
         priority=PriorityBand.PERFORMANT,
         provenance="not measured on this hardware; AMD's own kernels before portable ones",
+    ),
+    Rank(
+        name="TRITON",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before torch alone because its kernel takes two "
+        "head sizes and gives the LSE, and behind the vendors' own",
     ),
     Rank(
         name="TORCH_SDPA",

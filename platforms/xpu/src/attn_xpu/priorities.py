@@ -42,6 +42,12 @@ PRIORITIES: tuple[Rank, ...] = (
 
 MLA_PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="TRITON_MLA",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before the backend on torch alone because its "
+        "kernels read blocks where they are, and behind the vendors' own",
+    ),
+    Rank(
         name="TORCH_MLA",
         priority=PriorityBand.PORTABLE,
         provenance="not measured on this hardware; on torch alone, behind kernels that "
@@ -51,6 +57,12 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
 """The same for layers of multi-head latent attention."""
 
 MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="TRITON",
+        priority=PriorityBand.PERFORMANT - 50,
+        provenance="not measured on this hardware; before torch alone because its kernel takes two "
+        "head sizes and gives the LSE, and behind the vendors' own",
+    ),
     Rank(
         name="TORCH_SDPA",
         priority=PriorityBand.PORTABLE,

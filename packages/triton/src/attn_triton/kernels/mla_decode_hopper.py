@@ -61,6 +61,30 @@ def _query_rows(q_ptr, at, live, begin, WIDTH: gl.constexpr, PADDED: gl.constexp
     return gl.load(q_ptr + (at[:, None] + begin + d[None, :]), mask=inside, other=0.0)
 
 
+@gluon.jit
+def _logits(q_latent, q_rope, latents, ropes, arrived, nothing, i, STAGES: gl.constexpr):
+    """Wait for tile `i` and begin its products with the queries, two groups of instructions."""
+    buffer = i % STAGES
+    mbarrier.wait(arrived.index(buffer), i // STAGES & 1)
+    rope = ropes.index(buffer).permute((1, 0))
+    latent = latents.index(buffer).permute((1, 0))
+    s = warpgroup_mma(q_rope, rope, nothing, use_acc=False, is_async=True)
+    return warpgroup_mma(q_latent, latent, s, is_async=True)
+
+
+@gluon.jit
+def _soften(s, m, sums, weights, scale, n, last, is_masked):
+    """Store a tile's weights; return new maxima, sums by column, and factors of what was before."""
+    s = s * scale
+    if is_masked:
+        s = gl.where(n[None, :] < last[:, None], s, -float("inf"))
+    top = gl.maximum(m, gl.max(s, 1))
+    p = gl.exp2(s - top[:, None])
+    fade = gl.exp2(m - top)
+    weights.store(p.to(weights.dtype))
+    return top, sums * fade[:, None] + p, fade
+
+
 @gluon.jit(
     do_not_specialize=["num_reqs", "max_items", "max_rows", "table_stride", "lse_stride"],
 )
@@ -180,36 +204,38 @@ def mla_decode_hopper(  # size: one algorithm
     sums = gl.zeros([ROWS, BN], gl.float32, S_LAYOUT)  # by column, added up at the end
     nothing = gl.zeros([ROWS, BN], gl.float32, S_LAYOUT)
     acc = gl.zeros([ROWS, DLP], gl.float32, O_LAYOUT)
-    for i in range(tiles):
-        buffer = i % STAGES
-        latent = latents.index(buffer)
-        rope = ropes.index(buffer)
-        barrier = arrived.index(buffer)
-        mbarrier.wait(barrier, i // STAGES & 1)
-        s = warpgroup_mma(q_rope, rope.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma(q_latent, latent.permute((1, 0)), s, is_async=True)
-        more = i + STAGES < tiles
-        mbarrier.expect(barrier, BYTES, pred=more)
-        at_row = page * (K_BLOCK // K_TOKEN) + at % PAGE
-        at += BN
-        page = gl.load(table + gl.minimum(at // PAGE, last_page))
-        s = warpgroup_mma_wait(0, [s]) * scale
-        j = start + i * BN
-        if j + BN > whole:
-            s = gl.where((j + n)[None, :] < last[:, None], s, -float("inf"))
-        top = gl.maximum(m, gl.max(s, 1))
-        p = gl.exp2(s - top[:, None])
-        fade = gl.exp2(m - top)
-        m = top
-        weights.store(p.to(dtype))
-        sums = sums * fade[:, None] + p
-        acc = acc * gl.convert_layout(fade, O_ROW)[:, None]
+    if tiles > 0:
+        s = _logits(q_latent, q_rope, latents, ropes, arrived, nothing, 0, STAGES)
+        s = warpgroup_mma_wait(0, [s])
+        j = start
+        m, sums, fade = _soften(s, m, sums, weights, scale, j + n, last, j + BN > whole)
+        for i in range(tiles - 1):
+            # The weighted sum of one tile and the logits of the next are queued together: while
+            # the tensor cores work on the latter, the tile of the former is filled again.
+            buffer = i % STAGES
+            acc = warpgroup_mma(weights, latents.index(buffer), acc, is_async=True)
+            s = _logits(q_latent, q_rope, latents, ropes, arrived, nothing, i + 1, STAGES)
+            acc = warpgroup_mma_wait(2, [acc])
+            more = i + STAGES < tiles
+            at_row = page * (K_BLOCK // K_TOKEN) + at % PAGE
+            mbarrier.expect(arrived.index(buffer), BYTES, pred=more)
+            _barrier()  # both warp groups have read the tile and its weights
+            _fill(
+                latent_tiles, rope_tiles, at_row,
+                arrived.index(buffer), latents.index(buffer), ropes.index(buffer), more,
+            )  # fmt: skip
+            at += BN
+            page = gl.load(table + gl.minimum(at // PAGE, last_page))
+            s = warpgroup_mma_wait(0, [s])
+            j += BN
+            m, sums, fade = _soften(s, m, sums, weights, scale, j + n, last, j + BN > whole)
+            acc = acc * gl.convert_layout(fade, O_ROW)[:, None]
+            fence_async_shared()
+            _barrier()
         fence_async_shared()
         _barrier()
-        acc = warpgroup_mma(weights, latent, acc, is_async=True)
+        acc = warpgroup_mma(weights, latents.index((tiles - 1) % STAGES), acc, is_async=True)
         acc = warpgroup_mma_wait(0, [acc])
-        _barrier()  # both warp groups have read the tile
-        _fill(latent_tiles, rope_tiles, at_row, barrier, latent, rope, more)
     acc = acc * cache_scale
     total = gl.convert_layout(gl.sum(sums, 1), O_ROW)
     m_out = gl.convert_layout(m, O_ROW)
