@@ -108,6 +108,7 @@ class Runner:
         has_descriptors: bool,
         causal: bool = True,
         max_parts: int = 0,
+        is_chunked: bool = False,
         kernel: Any = mla_decode,
         describe: Any = descriptor,
         combine_parts: int = 8,
@@ -151,6 +152,8 @@ class Runner:
             "K_BLOCK": batch.cache.stride(0), "K_TOKEN": batch.cache.stride(1),
             "CAUSAL": int(causal),
         }  # fmt: skip
+        if kernel is mla_decode:
+            constants["CHUNKED"] = is_chunked or batch.query.dtype is torch.float32
         self.decode = Launcher(kernel, constants, num_warps=tile.num_warps)
         names = ("HQ", "O_TOKEN", "O_HEAD")
         self.combine = Launcher(

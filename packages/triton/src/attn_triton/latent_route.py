@@ -48,8 +48,9 @@ def latent_route(
         is_describable: a tile lies in one block, at places that descriptors take.
         has_gluon: Triton has the language of the kernel for Hopper.
     """
-    has_descriptors = latent_row(arch.family).has_descriptors
-    if not has_descriptors or not is_describable or dtype is torch.float32:
+    row = latent_row(arch.family)
+    is_chunked = row.is_chunked or dtype is torch.float32
+    if not row.has_descriptors or not is_describable or is_chunked:
         return LatentRoute.ROWS
     is_written_for = (
         arch.family == "hopper"

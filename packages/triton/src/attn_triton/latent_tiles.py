@@ -63,7 +63,7 @@ class LatentRow:
         many: for more, with the rows that one program takes at most.
         has_descriptors: tiles arrive through tensor descriptors where one lies in a page.
         provenance: where the numbers come from.
-        middle: for 17 to 32 rows; None: as many.
+        is_chunked: queries are read anew for each tile of keys, since registers do not hold them.
     """
 
     families: tuple[str, ...]
@@ -71,7 +71,7 @@ class LatentRow:
     many: Tile
     has_descriptors: bool
     provenance: str
-    middle: Tile | None = None
+    is_chunked: bool = False
 
 
 _NOT_RUN = "not run on hardware; "
@@ -109,16 +109,17 @@ _TABLE = (
     LatentRow(
         families=("cdna4", "cdna5"),
         few=Tile(rows=16, keys=64, num_warps=4, stages=2),
-        many=Tile(rows=64, keys=64, num_warps=8, stages=1),
+        many=Tile(rows=16, keys=64, num_warps=4, stages=2),
         has_descriptors=False,
-        provenance=f"{_NOT_RUN}compiled: a tile of 64 keys fits 160 KiB",
+        provenance=f"{_NOT_RUN}compiled: 64 keys fit 160 KiB, 64 rows spill 372 bytes",
     ),
     LatentRow(
         families=("rdna1", "rdna2", "rdna3", "rdna3.5", "rdna4"),
         few=Tile(rows=16, keys=16, num_warps=8, stages=1),
         many=Tile(rows=16, keys=16, num_warps=8, stages=1),
         has_descriptors=False,
-        provenance=f"{_NOT_RUN}compiled",
+        is_chunked=True,
+        provenance=f"{_NOT_RUN}compiled: with whole rows of queries 52 to 916 bytes spill",
     ),
 )
 _OTHERS = LatentRow(
@@ -160,8 +161,6 @@ def latent_tile(arch: Arch, widths: LatentWidths, num_rows: int) -> Tile:
     """Return the shape for requests of so many query rows at most, made to fit the architecture."""
     row = latent_row(arch.family)
     tile = row.few if num_rows <= row.few.rows else row.many
-    if row.middle is not None and row.few.rows < num_rows <= row.middle.rows:
-        tile = row.middle
     if widths.element_bytes == _FLOAT32_BYTES:
         tile = Tile(rows=_LEAST, keys=_LEAST, num_warps=8, stages=1)
     limit = arch.shared_memory_bytes or _UNKNOWN_SHARED_BYTES

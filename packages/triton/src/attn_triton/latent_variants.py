@@ -74,14 +74,13 @@ def _layers(arch: str) -> Iterator[_Layer]:
 
 def mla_decode_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     """Yield how few query tokens are attended for."""
-    family = parse_arch(arch).family
+    row = latent_row(parse_arch(arch).family)
     for layer in _layers(arch):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads * layer.tokens)
-        is_described = layer.page % tile.keys == 0 and layer.element != "fp32"
-        descriptors = {}
-        if latent_row(family).has_descriptors and is_described:
-            descriptors = _descriptors(layer, tile, "")
-        yield _variant(kernel, layer, tile, descriptors)
+        is_chunked = row.is_chunked or layer.element == "fp32"
+        is_described = row.has_descriptors and layer.page % tile.keys == 0 and not is_chunked
+        descriptors = _descriptors(layer, tile, "") if is_described else {}
+        yield _variant(kernel, layer, tile, descriptors, {"CHUNKED": is_chunked})
 
 
 def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
@@ -91,7 +90,7 @@ def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     main = _Layer(name="hopper-128-heads", heads=128, is_main=True)
     for layer in (main, replace(main, name="hopper-fp16", element="fp16", cache="fp16")):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads)
-        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{_SHARED_LAYOUT}"))
+        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{_SHARED_LAYOUT}"), {})
 
 
 def _descriptors(layer: _Layer, tile: Tile, layout: str) -> dict[str, str]:
@@ -122,6 +121,7 @@ def _variant(kernel: Any, layer: _Layer, tile: Tile, descriptors: dict[str, str]
         "K_BLOCK": layer.page * width,
         "K_TOKEN": width,
         "CAUSAL": 1,
+        **more,
     }
     types = {
         **dict.fromkeys(_INTEGERS, "*i32"),

@@ -50,10 +50,10 @@ def _halves(q_latent, q_rope, scale):
 
 @triton.jit
 def _chunked_logits(q, live, k, s, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Add products of float32 rows to `s`, a few columns at a time.
+    """Add products of rows to `s`, a few columns at a time, read anew for each tile of keys.
 
-    Products of float32 without TF32 hold their operands in registers, which whole rows would not
-    fit; they are read anew for each tile of keys.
+    Where products hold their operands in registers, as those of float32 without TF32 do and those
+    of RDNA, whole rows of queries would not fit.
 
     Args:
         q: (rows,) pointers.
@@ -110,6 +110,7 @@ def mla_decode(  # size: one algorithm
     K_BLOCK: tl.constexpr,
     K_TOKEN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ):
     """Attend to one part of a request's latents for up to ROWS query rows.
 
@@ -145,6 +146,7 @@ def mla_decode(  # size: one algorithm
         scale: factor on q.k, times log2(e), without the cache's.
         cache_scale: of the cache's entries.
         CAUSAL: 1 where rows see keys up to their own, 0 where they see all.
+        CHUNKED: queries are read anew for each tile, some columns at a time; without descriptors.
     """
     blocks = (max_rows + ROWS - 1) // ROWS
     part_of = tl.program_id(0) // blocks
@@ -178,7 +180,6 @@ def mla_decode(  # size: one algorithm
         cache_scale = tl.load(scale_ptr)
     scale = scale * cache_scale
     q_rows = q_ptr + ((q0 + token).to(tl.int64) * Q_TOKEN + head * Q_HEAD)
-    CHUNKED: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     q_latent = q_ptr
     q_rope = q_ptr
     if not CHUNKED:
@@ -216,7 +217,7 @@ def mla_decode(  # size: one algorithm
             latent = _load_rows(cache_ptr, at, dl, DL, DLP)
             page = tl.load(table + tl.minimum(n + BN, num_keys - 1) // PAGE)
         if CHUNKED:
-            latent = latent.to(tl.float32)
+            latent = latent.to(q_ptr.dtype.element_ty)
             nothing = tl.zeros([ROWS, BN], tl.float32)
             s = _chunked_logits(q_rows, live, cache_ptr + at, nothing, DL, DLP)
             s_rope = _chunked_logits(q_rows + DL, live, cache_ptr + at + DL, nothing, DR, DRP)
