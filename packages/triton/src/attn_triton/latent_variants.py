@@ -101,7 +101,13 @@ def _descriptors(layer: _Layer, tile: Tile, layout: str) -> dict[str, str]:
     }
 
 
-def _variant(kernel: Any, layer: _Layer, tile: Tile, descriptors: dict[str, str]) -> KernelVariant:
+def _variant(
+    kernel: Any,
+    layer: _Layer,
+    tile: Tile,
+    descriptors: dict[str, str],
+    more: dict[str, object],
+) -> KernelVariant:
     (latent, rope), (padded, padded_rope) = layer.sizes, layer.widths.padded
     width = latent + rope
     constants: dict[str, object] = {
