@@ -11,6 +11,7 @@ from differences import Difference, Rule
 from flashinfer_rules import flashinfer_rules
 from mla_rules import mla_rules
 from rocm_rules import rocm_rules
+from triton_mla_rules import triton_mla_rules
 
 __all__ = ["selection_rules"]
 
@@ -39,6 +40,7 @@ def selection_rules() -> list[Rule]:
         *_xpu(),
         *_caches(),
         *mla_rules(),
+        *triton_mla_rules(),
         *_named(),
         *_orders(),
     ]

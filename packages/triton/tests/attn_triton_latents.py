@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_triton.kernels.combine import combine
-from attn_triton.kernels.describing import descriptor
+from attn_triton.kernels.describing import described
 from attn_triton.kernels.mla_decode import mla_decode
 from attn_triton.kernels.plan import HEADER, plan_step
 from attn_triton.latent_tiles import COMBINE_COLUMNS
@@ -108,9 +108,8 @@ class Runner:
         has_descriptors: bool,
         causal: bool = True,
         max_parts: int = 0,
-        is_chunked: bool = False,
         kernel: Any = mla_decode,
-        describe: Any = descriptor,
+        describe: Any = described,
         combine_parts: int = 8,
     ) -> None:
         heads, width = batch.query.shape[1:]
@@ -152,8 +151,6 @@ class Runner:
             "K_BLOCK": batch.cache.stride(0), "K_TOKEN": batch.cache.stride(1),
             "CAUSAL": int(causal),
         }  # fmt: skip
-        if kernel is mla_decode:
-            constants["CHUNKED"] = is_chunked or batch.query.dtype is torch.float32
         self.decode = Launcher(kernel, constants, num_warps=tile.num_warps)
         names = ("HQ", "O_TOKEN", "O_HEAD")
         self.combine = Launcher(
@@ -196,7 +193,7 @@ def descriptors(
     rows = (blocks - 1) * (cache.stride(0) // token) + page
     parts = (cache[..., :latent], cache[..., latent:])
     first, second = (
-        describe(part, (rows, part.shape[2]), token, (keys, columns))
+        describe(part, part.data_ptr(), [rows, part.shape[2]], token, (keys, columns))
         for part, columns in zip(parts, padded, strict=True)
     )
     return first, second

@@ -109,15 +109,6 @@ def test_an_fp8_cache(device: torch.device, dtype: torch.dtype) -> None:
     check(batch, FEW)
 
 
-@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn], ids=["bf16", "fp8"])
-def test_queries_in_chunks(device: torch.device, cache_dtype: torch.dtype | None) -> None:
-    """As where registers do not hold whole rows: 144 columns of the latent are three chunks."""
-    batch = make(
-        device, [40, 11], [1, 2], heads=4, sizes=(144, 16), page=16, cache_dtype=cache_dtype
-    )
-    check(batch, FEW, is_chunked=True)
-
-
 def test_large_queries_over_an_fp8_cache(device: torch.device) -> None:
     """bfloat16 reaches further than float16, in which such a cache is multiplied."""
     batch = make(device, [20], [1], heads=4, sizes=SMALL, page=16, cache_dtype=torch.float8_e4m3fn)

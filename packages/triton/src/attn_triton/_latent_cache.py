@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +16,6 @@ __all__ = ["LatentCache", "LatentCaches"]
 
 _ALIGNMENT = 16  # bytes that addresses and strides of a descriptor are a multiple of
 _MOST_CACHES = 64  # that a layer remembers; it has one, and benchmarks a few
-
-
-class _Place(NamedTuple):
-    """What a descriptor needs of a tensor, without holding it."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,28 +79,22 @@ class LatentCache:
 
         block, token = self.strides
         rows = (self.num_blocks - 1) * (block // token) + self.page
-        is_interpreted = self.device.type == "cpu"  # which reads the tensor itself
         parts = (kv_cache, kv_cache[..., widths[0] :])
         latent, rope = (
-            describe(
-                part if is_interpreted else _Place(part.data_ptr(), part.dtype),
-                (rows, width),
-                token,
-                (keys, columns),
-            )
+            describe(part, part.data_ptr(), [rows, width], token, (keys, columns))
             for part, width, columns in zip(parts, widths, padded, strict=True)
         )
         return latent, rope
 
 
-def _describer(route: LatentRoute) -> Callable[..., Any]:
+def _describer(route: LatentRoute) -> Any:
     if route is LatentRoute.HOPPER:
-        from attn_triton.kernels.mla_decode_hopper import hopper_descriptor
+        from attn_triton.kernels.mla_decode_hopper import described_for_hopper
 
-        return hopper_descriptor
-    from attn_triton.kernels.describing import descriptor
+        return described_for_hopper
+    from attn_triton.kernels.describing import described
 
-    return descriptor
+    return described
 
 
 class LatentCaches:

@@ -15,7 +15,7 @@ from attn_shared.spec import LayerSpec
 from attn_triton._latent_cache import LatentCache, LatentCaches
 from attn_triton._latent_metadata import TritonMLADecode
 from attn_triton.latent_route import LatentRoute, latent_route
-from attn_triton.latent_tiles import COMBINE_COLUMNS, LatentWidths, latent_row
+from attn_triton.latent_tiles import COMBINE_COLUMNS, LatentWidths
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of, require_readable
 from attn_triton.tiles import Tile
@@ -36,7 +36,6 @@ class _Key(NamedTuple):
     causal: bool
     route: LatentRoute
     parts: int
-    is_chunked: bool
 
 
 class _Programs(NamedTuple):
@@ -95,7 +94,6 @@ class LatentCalls:
             step.causal,
             route,
             step.merged_at_once,
-            self._is_chunked(cache),
         )
         programs = self._programs.get(key)
         if programs is None:
@@ -133,10 +131,6 @@ class LatentCalls:
             cache.chosen[tile] = (route, tiles)
         return route, tiles
 
-    def _is_chunked(self, cache: LatentCache) -> bool:
-        row = latent_row(machine_of(cache.device).arch.family)
-        return row.is_chunked or self._spec.dtype is torch.float32
-
     def _make(self, key: _Key) -> _Programs:
         from attn_triton.kernels.combine import combine
 
@@ -161,8 +155,6 @@ class LatentCalls:
         merged = {"HK": 1, "DV": self._widths[0], "DVP": padded, "PARTS": key.parts}
         merged["BV"] = min(padded, COMBINE_COLUMNS)
         decode = _kernel_of(key.route)
-        if key.route is not LatentRoute.HOPPER:
-            constants["CHUNKED"] = key.is_chunked
         return _Programs(
             AddressedLaunch(Launcher(decode, constants, num_warps=key.tile.num_warps)),
             AddressedLaunch(Launcher(combine, places | merged, num_warps=1)),

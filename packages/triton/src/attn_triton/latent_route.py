@@ -48,9 +48,8 @@ def latent_route(
         is_describable: a tile lies in one block, at places that descriptors take.
         has_gluon: Triton has the language of the kernel for Hopper.
     """
-    row = latent_row(arch.family)
-    is_chunked = row.is_chunked or dtype is torch.float32
-    if not row.has_descriptors or not is_describable or is_chunked:
+    has_descriptors = latent_row(arch.family).has_descriptors
+    if not has_descriptors or not is_describable or dtype is torch.float32:
         return LatentRoute.ROWS
     is_written_for = (
         arch.family == "hopper"

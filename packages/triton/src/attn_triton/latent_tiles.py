@@ -63,7 +63,8 @@ class LatentRow:
         many: for more, with the rows that one program takes at most.
         has_descriptors: tiles arrive through tensor descriptors where one lies in a page.
         provenance: where the numbers come from.
-        is_chunked: queries are read anew for each tile of keys, since registers do not hold them.
+        few_fp8, many_fp8: the same over an fp8 cache, whose entries are widened in registers; None:
+            as over others.
     """
 
     families: tuple[str, ...]
@@ -71,15 +72,20 @@ class LatentRow:
     many: Tile
     has_descriptors: bool
     provenance: str
-    is_chunked: bool = False
+    few_fp8: Tile | None = None
+    many_fp8: Tile | None = None
 
 
+_FEW_FP8 = Tile(rows=16, keys=64, num_warps=8, stages=3)
+_MANY_FP8 = Tile(rows=32, keys=64, num_warps=8, stages=2)
 _NOT_RUN = "not run on hardware; "
 _TABLE = (
     LatentRow(
         families=("hopper",),
         few=Tile(rows=16, keys=64, num_warps=4, stages=3),
         many=Tile(rows=64, keys=64, num_warps=8, stages=2),
+        few_fp8=_FEW_FP8,
+        many_fp8=_MANY_FP8,
         has_descriptors=True,
         provenance="H200, Triton 3.6.0, bf16, page 64: few rows 43.7 us at 32x4096 with 16 heads "
         "(8 warps 45.0, 32 keys 65.2, rows by pointer 50.6); many 91.9 us with 128 heads by the "
@@ -88,9 +94,11 @@ _TABLE = (
     LatentRow(
         families=("blackwell", "blackwell-thor", "rubin"),
         few=Tile(rows=16, keys=64, num_warps=4, stages=3),
-        many=Tile(rows=64, keys=32, num_warps=8, stages=2),
+        many=Tile(rows=32, keys=64, num_warps=8, stages=2),
+        few_fp8=_FEW_FP8,
+        many_fp8=_MANY_FP8,
         has_descriptors=True,
-        provenance=f"{_NOT_RUN}few as on Hopper; compiled: many do not fit with 64 keys",
+        provenance=f"{_NOT_RUN}few as on Hopper; compiled: 64 rows spill or do not fit",
     ),
     LatentRow(
         families=("ampere", "ada", "blackwell-consumer"),
@@ -118,8 +126,8 @@ _TABLE = (
         few=Tile(rows=16, keys=16, num_warps=8, stages=1),
         many=Tile(rows=16, keys=16, num_warps=8, stages=1),
         has_descriptors=False,
-        is_chunked=True,
-        provenance=f"{_NOT_RUN}compiled: with whole rows of queries 52 to 916 bytes spill",
+        provenance=f"{_NOT_RUN}compiled: sums of 16 x 512 fill a wave's registers, 52 bytes "
+        "spill on gfx1201 and 916 on gfx1100; more keys or warps spill more",
     ),
 )
 _OTHERS = LatentRow(
@@ -160,7 +168,10 @@ def least_latent_bytes(widths: LatentWidths) -> int:
 def latent_tile(arch: Arch, widths: LatentWidths, num_rows: int) -> Tile:
     """Return the shape for requests of so many query rows at most, made to fit the architecture."""
     row = latent_row(arch.family)
-    tile = row.few if num_rows <= row.few.rows else row.many
+    few, many = row.few, row.many
+    if widths.cache_bytes == 1:
+        few, many = row.few_fp8 or few, row.many_fp8 or many
+    tile = few if num_rows <= few.rows else many
     if widths.element_bytes == _FLOAT32_BYTES:
         tile = Tile(rows=_LEAST, keys=_LEAST, num_warps=8, stages=1)
     limit = arch.shared_memory_bytes or _UNKNOWN_SHARED_BYTES

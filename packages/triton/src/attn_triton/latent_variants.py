@@ -58,7 +58,8 @@ class _Layer:
 
 
 def _layers(arch: str) -> Iterator[_Layer]:
-    main = _Layer(name="16-heads", is_main=True)
+    # A wave of RDNA has no room for sums over 512 columns: right there, and not fast.
+    main = _Layer(name="16-heads", is_main=not parse_arch(arch).family.startswith("rdna"))
     yield main
     yield replace(main, name="128-heads", heads=128)
     yield replace(main, name="16-heads-page16", page=16)
@@ -77,10 +78,11 @@ def mla_decode_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     row = latent_row(parse_arch(arch).family)
     for layer in _layers(arch):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads * layer.tokens)
-        is_chunked = row.is_chunked or layer.element == "fp32"
-        is_described = row.has_descriptors and layer.page % tile.keys == 0 and not is_chunked
-        descriptors = _descriptors(layer, tile, "") if is_described else {}
-        yield _variant(kernel, layer, tile, descriptors, {"CHUNKED": is_chunked})
+        is_described = layer.page % tile.keys == 0 and layer.element != "fp32"
+        descriptors = {}
+        if row.has_descriptors and is_described:
+            descriptors = _descriptors(layer, tile, "")
+        yield _variant(kernel, layer, tile, descriptors)
 
 
 def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
@@ -90,7 +92,7 @@ def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     main = _Layer(name="hopper-128-heads", heads=128, is_main=True)
     for layer in (main, replace(main, name="hopper-fp16", element="fp16", cache="fp16")):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads)
-        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{_SHARED_LAYOUT}"), {})
+        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{_SHARED_LAYOUT}"))
 
 
 def _descriptors(layer: _Layer, tile: Tile, layout: str) -> dict[str, str]:
@@ -106,7 +108,6 @@ def _variant(
     layer: _Layer,
     tile: Tile,
     descriptors: dict[str, str],
-    more: dict[str, object],
 ) -> KernelVariant:
     (latent, rope), (padded, padded_rope) = layer.sizes, layer.widths.padded
     width = latent + rope
@@ -127,7 +128,6 @@ def _variant(
         "K_BLOCK": layer.page * width,
         "K_TOKEN": width,
         "CAUSAL": 1,
-        **more,
     }
     types = {
         **dict.fromkeys(_INTEGERS, "*i32"),

@@ -52,8 +52,8 @@ def _halves(q_latent, q_rope, scale):
 def _chunked_logits(q, live, k, s, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Add products of rows to `s`, a few columns at a time, read anew for each tile of keys.
 
-    Where products hold their operands in registers, as those of float32 without TF32 do and those
-    of RDNA, whole rows of queries would not fit.
+    Products of float32 without TF32 hold their operands in registers, which whole rows would not
+    fit.
 
     Args:
         q: (rows,) pointers.
@@ -110,7 +110,6 @@ def mla_decode(  # size: one algorithm
     K_BLOCK: tl.constexpr,
     K_TOKEN: tl.constexpr,
     CAUSAL: tl.constexpr,
-    CHUNKED: tl.constexpr,
 ):
     """Attend to one part of a request's latents for up to ROWS query rows.
 
@@ -146,7 +145,6 @@ def mla_decode(  # size: one algorithm
         scale: factor on q.k, times log2(e), without the cache's.
         cache_scale: of the cache's entries.
         CAUSAL: 1 where rows see keys up to their own, 0 where they see all.
-        CHUNKED: queries are read anew for each tile, some columns at a time; without descriptors.
     """
     blocks = (max_rows + ROWS - 1) // ROWS
     part_of = tl.program_id(0) // blocks
@@ -180,6 +178,7 @@ def mla_decode(  # size: one algorithm
         cache_scale = tl.load(scale_ptr)
     scale = scale * cache_scale
     q_rows = q_ptr + ((q0 + token).to(tl.int64) * Q_TOKEN + head * Q_HEAD)
+    CHUNKED: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     q_latent = q_ptr
     q_rope = q_ptr
     if not CHUNKED:

@@ -11,9 +11,9 @@ Where Triton has no such language, or another form of it, the module does not im
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,26 +23,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from attn_triton.kernels.describing import RowsAt
 from attn_triton.kernels.plan import HEADER
 from attn_triton.latent_variants import hopper_variants
 from attn_triton.variants import KernelVariant
 
-__all__ = ["hopper_descriptor", "mla_decode_hopper", "variants"]
+__all__ = ["described_for_hopper", "mla_decode_hopper", "variants"]
 
 _HEADER = gl.constexpr(HEADER)
 _LN2 = gl.constexpr(0.6931471805599453)
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed in Triton 3.7
 
 
-def hopper_descriptor(
-    base: Any, shape: tuple[int, int], stride: int, tile: tuple[int, int]
-) -> TensorDescriptor:
-    """Describe rows of a matrix as `describing.descriptor` does, with the tile's layout."""
-    dtype = gl.bfloat16 if base.dtype is torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for(list(tile), dtype)
-    return TensorDescriptor(base, list(shape), [stride, 1], list(tile), layout)
+class _HopperRows(RowsAt):
+    """Rows by address, with the layout of their tiles in shared memory."""
+
+    __slots__ = ("layout",)
+
+
+def described_for_hopper(
+    base: Tensor, address: int, shape: list[int], stride: int, tile: tuple[int, int]
+) -> RowsAt:
+    """Describe rows of a matrix as `describing.described` does, on a GPU."""
+    rows = _HopperRows(address, base.dtype, shape, stride, tile)
+    element = gl.bfloat16 if base.dtype is torch.bfloat16 else gl.float16
+    rows.layout = gl.NVMMASharedLayout.get_default_for(list(tile), element)
+    return rows
 
 
 @gluon.jit
