@@ -41,15 +41,17 @@ class _HopperRows(RowsAt):
 
     __slots__ = ("layout",)
 
+    def __init__(self, rows: RowsAt) -> None:
+        dtype = gl.bfloat16 if rows.base.dtype is torch.bfloat16 else gl.float16
+        super().__init__(*rows.base, rows.shape, rows.strides[0], rows.block_shape)
+        self.layout = gl.NVMMASharedLayout.get_default_for(list(rows.block_shape), dtype)
+
 
 def described_for_hopper(
     base: Tensor, address: int, shape: list[int], stride: int, tile: tuple[int, int]
 ) -> RowsAt:
     """Describe rows of a matrix as `describing.described` does, on a GPU."""
-    rows = _HopperRows(address, base.dtype, shape, stride, tile)
-    element = gl.bfloat16 if base.dtype is torch.bfloat16 else gl.float16
-    rows.layout = gl.NVMMASharedLayout.get_default_for(list(tile), element)
-    return rows
+    return _HopperRows(RowsAt(address, base.dtype, shape, stride, tile))
 
 
 @gluon.jit
@@ -220,6 +222,8 @@ def mla_decode_hopper(  # size: one algorithm
             # The weighted sum of one tile and the logits of the next are queued together: while
             # the tensor cores work on the latter, the tile of the former is filled again.
             buffer = i % STAGES
+            fence_async_shared()
+            _barrier()
             acc = warpgroup_mma(weights, latents.index(buffer), acc, is_async=True)
             s = _logits(q_latent, q_rope, latents, ropes, arrived, nothing, i + 1, STAGES)
             acc = warpgroup_mma_wait(2, [acc])
@@ -237,8 +241,6 @@ def mla_decode_hopper(  # size: one algorithm
             j += BN
             m, sums, fade = _soften(s, m, sums, weights, scale, j + n, last, j + BN > whole)
             acc = acc * gl.convert_layout(fade, O_ROW)[:, None]
-            fence_async_shared()
-            _barrier()
         fence_async_shared()
         _barrier()
         acc = warpgroup_mma(weights, latents.index((tiles - 1) % STAGES), acc, is_async=True)
