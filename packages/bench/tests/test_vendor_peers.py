@@ -191,6 +191,21 @@ def test_flashinfer_decodes_on_tensor_cores_and_in_the_dtype_of_the_batch() -> N
     assert plan.arguments["indptr"].device.type == "cpu"
 
 
+def test_flashinfer_takes_other_kernels_for_an_lse_or_says_that_there_are_none() -> None:
+    with stub_vendor(FLASHINFER) as recorder:
+        prepared("flashinfer", batch(returns_lse=True))
+        prepared("flashinfer", batch((4,), (40,), returns_lse=True))
+        made = {
+            call.function: call.arguments for call in recorder.calls if "." not in call.function
+        }
+        heads = Heads(num_heads=10, num_kv_heads=2, head_size=64)
+        for changes in ({"heads": heads}, {"kv_cache_dtype": "fp8"}):
+            with pytest.raises(UnsupportedOptionError, match="flashinfer has no LSE of"):
+                prepared("flashinfer", batch(returns_lse=True, **changes))
+    assert made["BatchDecodeWithPagedKVCacheWrapper"]["use_tensor_cores"] is False
+    assert made["BatchPrefillWithPagedKVCacheWrapper"]["backend"] == "auto"
+
+
 def test_flashinfer_is_not_tried_with_a_head_size_that_it_does_not_serve() -> None:
     asked = batch(heads=Heads(num_heads=4, num_kv_heads=2, head_size=96))
     words = "flashinfer does not serve head_size=96; allowed: 64, 128, 256"

@@ -21,6 +21,7 @@ __all__ = ["direct"]
 
 _WORKSPACE_BYTES = 256 * 2**20  # the first use needs zeros
 _FEW_QUERIES = 16  # up to here a batch is bound by memory, and its decode kernels serve it best
+_PLAIN_GROUPS = (1, 2, 3, 4, 8)  # of its decode without tensor cores, whose LSE is right
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 _HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an illegal instruction
 
@@ -28,17 +29,20 @@ _HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an ill
 def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
     """Return the decode wrapper on tensor cores for single queries, else the prefill wrapper.
 
+    For an LSE other kernels are taken, since those on tensor cores sum rounded weights.
+
     The plan is made once for all layers, as the library means it. To plan again puts new tensors
     in the place of those that a captured run reads, so that plans are timed on a second wrapper.
 
     Raises:
         ImportError: with the library's own words.
-        UnsupportedOptionError: a head size, or a cache in a format, that it does not serve.
+        UnsupportedOptionError: a head size, a cache in a format, or an LSE that it does not serve.
     """
     batch = layers[0]
     workload = batch.workload
     _refuse_head_size(workload.heads.head_size)
     refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
+    _refuse_rounded_lse(batch)
     library = import_library("flashinfer")
     make = _decode if workload.query_len == 1 else _prefill
     scratch = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=batch.query.device)
@@ -61,9 +65,21 @@ def _refuse_head_size(head_size: int) -> None:
         )
 
 
+def _refuse_rounded_lse(batch: PeerInputs) -> None:
+    """Refuse an LSE where only kernels that sum rounded weights are there: it is 1e-3 off."""
+    workload = batch.workload
+    group = workload.heads.num_heads // workload.heads.num_kv_heads
+    is_fp8 = batch.key_cache.dtype.itemsize == 1
+    if workload.returns_lse and (is_fp8 or group not in _PLAIN_GROUPS):
+        raise UnsupportedOptionError(
+            f"flashinfer has no LSE of {group} query heads per kv head over a cache of "
+            f"{batch.key_cache.dtype}; allowed: {', '.join(map(str, _PLAIN_GROUPS))}, in 16 bits."
+        )
+
+
 def _decode(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Callable[[], object]]:
     wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        scratch, kv_layout="NHD", use_tensor_cores=True
+        scratch, kv_layout="NHD", use_tensor_cores=not batch.workload.returns_lse
     )
     starts, pages, last_page_lens = _pages(batch)
     heads = batch.workload.heads
@@ -82,7 +98,9 @@ def _decode(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Call
 
 
 def _prefill(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Callable[[], object]]:
-    backend = "fa2" if batch.workload.query_len <= _FEW_QUERIES else "auto"
+    workload = batch.workload
+    is_few = workload.query_len <= _FEW_QUERIES and not workload.returns_lse
+    backend = "fa2" if is_few else "auto"
     wrapper = library.BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout="NHD", backend=backend)
     starts, pages, last_page_lens = _pages(batch)
     heads = batch.workload.heads
