@@ -191,6 +191,20 @@ def test_flashinfer_decodes_on_tensor_cores_and_in_the_dtype_of_the_batch() -> N
     assert plan.arguments["indptr"].device.type == "cpu"
 
 
+def test_flashinfers_wrapper_for_graphs_is_planned_into_buffers_and_decodes_alone() -> None:
+    with stub_vendor(FLASHINFER) as recorder:
+        found = prepared("flashinfer_graph", batch((1, 1), (21, 40)), 1)
+        copy = found.copies[0]
+        check_agreement("flashinfer_graph", copy, copy.call())
+        made = recorder.of("BatchDecodeWithPagedKVCacheWrapper")
+        with pytest.raises(UnsupportedOptionError, match="query_len=4; allowed: 1"):
+            prepared("flashinfer_graph", batch((4,), (40,)))
+    assert all(call.arguments["use_cuda_graph"] for call in made)
+    buffers = [call.arguments["paged_kv_indptr_buffer"] for call in made]
+    assert buffers[0].tolist() == [0, 2, 5]
+    assert buffers[0] is not buffers[1]
+
+
 def test_flashinfer_takes_other_kernels_for_an_lse_or_says_that_there_are_none() -> None:
     with stub_vendor(FLASHINFER) as recorder:
         prepared("flashinfer", batch(returns_lse=True))

@@ -106,6 +106,13 @@ VENDOR_PEERS = (
         maker="attn_bench._vendor.flashinfer:direct",
     ),
     VendorPeer(
+        name="flashinfer_graph",
+        description="its decode wrapper as a captured one is planned, for any batch of the size",
+        distributions=("flashinfer-python",),
+        install='pip install "attn-cuda[flashinfer]"',
+        maker="attn_bench._vendor.flashinfer:direct_for_graphs",
+    ),
+    VendorPeer(
         name="flash_mla",
         description="FlashMLA's decode over latents, the schedule made by its first call",
         distributions=("tokenspeed-flashmla", "sgl-flash-mla", "flash-mla"),

@@ -17,13 +17,30 @@ from attn_shared.probing import import_library
 if TYPE_CHECKING:
     from attn_bench.paged import PeerInputs
 
-__all__ = ["direct"]
+__all__ = ["direct", "direct_for_graphs"]
 
 _WORKSPACE_BYTES = 256 * 2**20  # the first use needs zeros
 _FEW_QUERIES = 16  # up to here a batch is bound by memory, and its decode kernels serve it best
 _PLAIN_GROUPS = (1, 2, 3, 4, 8)  # of its decode without tensor cores, whose LSE is right
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 _HEAD_SIZES = (64, 128, 256)  # 96 compiles in 0.6.13, and then runs into an illegal instruction
+
+
+def direct_for_graphs(layers: Sequence[PeerInputs]) -> DirectCalls:
+    """Return the decode wrapper as a captured one is planned: for every batch of this size.
+
+    Its grid and its parts are those of the batch's size, and not of these lengths.
+
+    Raises:
+        ImportError: with the library's own words.
+        UnsupportedOptionError: as `direct`, or a request brings several queries.
+    """
+    workload = layers[0].workload
+    if workload.query_len != 1:
+        raise UnsupportedOptionError(
+            f"flashinfer_graph does not serve query_len={workload.query_len}; allowed: 1."
+        )
+    return _direct(layers, partial(_decode, for_graphs=True))
 
 
 def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
@@ -38,13 +55,16 @@ def direct(layers: Sequence[PeerInputs]) -> DirectCalls:
         ImportError: with the library's own words.
         UnsupportedOptionError: a head size, a cache in a format, or an LSE that it does not serve.
     """
+    return _direct(layers, _decode if layers[0].workload.query_len == 1 else _prefill)
+
+
+def _direct(layers: Sequence[PeerInputs], make: Callable[..., Any]) -> DirectCalls:
     batch = layers[0]
     workload = batch.workload
     _refuse_head_size(workload.heads.head_size)
     refuse_cache_dtype("flashinfer", workload, _CACHE_DTYPES)
     _refuse_rounded_lse(batch)
     library = import_library("flashinfer")
-    make = _decode if workload.query_len == 1 else _prefill
     scratch = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=batch.query.device)
     wrapper, plan = make(library, batch, scratch)
     plan()
@@ -77,11 +97,24 @@ def _refuse_rounded_lse(batch: PeerInputs) -> None:
         )
 
 
-def _decode(library: Any, batch: PeerInputs, scratch: Tensor) -> tuple[Any, Callable[[], object]]:
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-        scratch, kv_layout="NHD", use_tensor_cores=not batch.workload.returns_lse
-    )
+def _decode(
+    library: Any, batch: PeerInputs, scratch: Tensor, *, for_graphs: bool = False
+) -> tuple[Any, Callable[[], object]]:
     starts, pages, last_page_lens = _pages(batch)
+    buffers = {}
+    if for_graphs:
+        buffers = {
+            "use_cuda_graph": True,
+            "paged_kv_indptr_buffer": starts.to(pages.device),
+            "paged_kv_indices_buffer": torch.empty_like(pages),
+            "paged_kv_last_page_len_buffer": last_page_lens.to(pages.device),
+        }
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+        scratch,
+        kv_layout="NHD",
+        use_tensor_cores=not batch.workload.returns_lse,
+        **buffers,
+    )
     heads = batch.workload.heads
     plan = partial(
         wrapper.plan,
