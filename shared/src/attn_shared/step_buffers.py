@@ -37,4 +37,4 @@ class Buffers:
         """Return a tensor (n,) as it is, or its contents at the address of its name and size."""
         if not self._is_kept:
             return made
-        return self.of(name, len(made), made.dtype).copy_(made)
+        return self.of(name, made.shape[0], made.dtype).copy_(made)

@@ -157,7 +157,7 @@ class FlashAttnMetadataBuilder(AttentionMetadataBuilder[FlashAttnMetadata]):
             return self._cascade(common_prefix_len, common)
         step = self._with_keys(common) if self._is_cached else self._ragged(common)
         if self._has_schedule and not fast_build and common.num_actual_tokens:
-            step = replace(step, schedule=self._schedule(step))
+            step = step.with_schedule(self._schedule(step))
         return FlashAttnMetadata(
             provider=self._provider,
             num_actual_tokens=common.num_actual_tokens,

@@ -42,6 +42,21 @@ class KeyStep:
     schedule: Tensor | None = None
     keyless: Keyless | None = None
 
+    def with_schedule(self, schedule: Tensor) -> KeyStep:
+        """Return the step with a schedule; `dataclasses.replace` costs the host twice as much."""
+        return KeyStep(
+            query_start_loc=self.query_start_loc,
+            max_query_len=self.max_query_len,
+            max_key_len=self.max_key_len,
+            causal=self.causal,
+            key_lens=self.key_lens,
+            key_start_loc=self.key_start_loc,
+            block_table=self.block_table,
+            num_splits=self.num_splits,
+            schedule=schedule,
+            keyless=self.keyless,
+        )
+
     @property
     def num_reqs(self) -> int:
         """B."""
