@@ -81,7 +81,7 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             UnsupportedOptionError: the layer object carries an option that it was not built with,
                 or an LSE is asked for under a softcap.
         """
-        self._check_metadata(metadata)
+        self.check_metadata(metadata)
         device = metadata.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -130,7 +130,8 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
         )
 
-    def _check_metadata(self, metadata: FlashInferMetadata) -> None:
+    def check_metadata(self, metadata: FlashInferMetadata) -> None:
+        """Refuse another backend's metadata, and a step that was planned for another layer."""
         hint = f"build it with a {self.backend_name} builder that was given this layer."
         if not isinstance(metadata, FlashInferMetadata):
             raise InvalidInputError.for_argument(
