@@ -97,6 +97,16 @@ def test_hoppers_kernels_prefill_where_rows_are_many_and_the_cache_is_plain(
     assert wrapper.arguments["backend"] == expected
 
 
+def test_ranks_that_share_a_sequence_get_the_kernels_that_have_an_lse_at_once() -> None:
+    layer = fi_layer(num_heads=8, dcp_size=2)
+    with fi_stubbed() as (recorder, _):
+        metadata = builder_of(layer=layer).build(0, common_of([1, 3], [40, 3]))
+        (decode,) = recorder.of("BatchDecodeWithPagedKVCacheWrapper")
+        (prefill,) = recorder.of("BatchPrefillWithPagedKVCacheWrapper")
+    assert (decode.arguments["use_tensor_cores"], prefill.arguments["backend"]) == (False, "fa3")
+    assert [part.with_lse for part in metadata.parts] == [None, None]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("name", "ours", "theirs"),
     [

@@ -90,6 +90,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         self._block_size = self.shared_block_size()
         self._portable = portable_for(self._loaded.device)
         self._distinct = tuple({layer.has_sinks: layer for layer in layers.values()}.values())
+        self._combines_ranks = self._distinct[0].dcp_size > 1  # each call is asked for its LSE
         self._sizes = frozenset(config.capture_sizes)
         self._wrappers = Wrappers(
             self._key, device, self._loaded, config.workspace, max(self._sizes, default=0)
@@ -196,7 +197,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
     def _decode(self, rows: Rows) -> Part:
         size = len(rows.seq_lens)
         pages = pages_of(rows.seq_lens, self._block_size)
-        on_tensor_cores = uses_tensor_cores(self._key)
+        on_tensor_cores = uses_tensor_cores(self._key) and not self._combines_ranks
         if size in self._sizes:
             lease = self._captured_lease(size, pages)
         else:
@@ -282,13 +283,16 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
 
     def _is_fresh(self, rows: Rows) -> bool:
         """Whether the step brings every key; a rank's share of a sequence is no such batch."""
-        if not rows.causal or self._distinct[0].dcp_size > 1:
+        if not rows.causal or self._combines_ranks:
             return False
         return bool((rows.seq_lens == rows.query_start_loc.diff()).all())
 
     def _kernels(self, rows: Rows) -> str:
-        """Return the family of kernels: Hopper's own where rows are many and the cache is plain."""
-        is_many = rows.num_tokens > _FEW_ROWS * len(rows.seq_lens)
+        """Return the family of kernels: Hopper's own where rows are many and the cache is plain.
+
+        They are taken for few rows as well where every call is asked for its LSE.
+        """
+        is_many = self._combines_ranks or rows.num_tokens > _FEW_ROWS * len(rows.seq_lens)
         is_hoppers = self._loaded.major == 9 and not self._key.is_quantized
         return "fa3" if is_hoppers and is_many else "fa2"
 
