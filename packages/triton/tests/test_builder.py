@@ -138,7 +138,7 @@ def test_a_table_moves_and_the_plan_stays() -> None:
 
 def test_uniform_batches_that_fill_the_wave_are_not_merged() -> None:
     """The interpreter stands for 4 units: 4 slots for 2 kv heads."""
-    decode = builder().build(0, batch([1] * 3, [300] * 3)).decode
+    decode = builder().build(0, batch([1] * 3, [64] * 3)).decode
     assert decode is not None
     assert not decode.may_split
     decode = builder().build(0, batch([1] * 3, [300, 3, 3])).decode

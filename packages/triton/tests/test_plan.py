@@ -28,7 +28,7 @@ def planned(
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(device=device, dtype=torch.int32)
     lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     count = len(query_lens)
-    plan = torch.full((HEADER + 4 * max_items + 2 * (count + 1),), -7, dtype=torch.int32)
+    plan = torch.full((HEADER + 4 * max_items + 3 * (count + 1),), -7, dtype=torch.int32)
     plan = plan.to(device)
     plain = {"LEFT": -1, "CHUNK": 0, "DENSE": False, "TILE": 8, "MAX_PARTS": 0, "LEAST": 2}
     launcher = Launcher(plan_step, {**plain, "BLOCK_B": 16, **constants})
@@ -37,7 +37,7 @@ def planned(
     items = [found[HEADER + 4 * i :][:4] for i in range(found[0])]
     rest = found[HEADER + 4 * max_items :]
     assert found[1] == rest[2 * count + 1]
-    return items, rest[: count + 1], rest[count + 1 :]
+    return items, rest[: count + 1], rest[count + 1 : 2 * count + 2]
 
 
 def test_one_wave_is_filled(device: torch.device) -> None:
@@ -54,6 +54,13 @@ def test_one_wave_is_filled(device: torch.device) -> None:
     assert blocks == [0, 0, 0, 0]
 
 
+def test_short_requests_share_a_slot(device: torch.device) -> None:
+    """2, 2 and 12 tiles of 8 keys in 3 slots: parts of 6 tiles leave one for the short ones."""
+    items, first, _ = planned(device, [1, 1, 1], [16, 16, 96], slots=3)
+    assert items == [[2, 0, 48, 2], [2, 48, 96, 2], [0, 0, 16, 1], [1, 0, 16, 1]]
+    assert first == [2, 3, 0, 4]
+
+
 def test_nothing_is_cut_without_slots(device: torch.device) -> None:
     items, first, _ = planned(device, [1, 1], [100, 3], slots=0)
     assert items == [[0, 0, 100, 1], [1, 0, 3, 1]]
@@ -64,13 +71,13 @@ def test_longer_queries_are_left_to_blocks_of_rows(device: torch.device) -> None
     """7 tokens of 3 heads are 21 rows, 2 blocks of 16; 20 tokens 60 rows, 4 blocks."""
     items, first, blocks = planned(device, [7, 1, 0, 20], [9, 8, 50, 20], slots=4)
     assert items == [[1, 0, 8, 1]]
-    assert first == [0, 0, 1, 1, 1]
+    assert (first[1], first[4]) == (0, 1)  # those of requests without items are not looked at
     assert blocks == [0, 2, 2, 2, 6]
 
 
 def test_padded_rows_are_items_without_keys(device: torch.device) -> None:
     items, _, _ = planned(device, [1, 1], [0, 9], slots=2)
-    assert items == [[0, 0, 0, 1], [1, 0, 9, 1]]
+    assert items == [[1, 0, 9, 1], [0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(

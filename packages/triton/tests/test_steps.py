@@ -53,7 +53,7 @@ def decodes(count: int, tokens: int = 1) -> Composition:
 def test_a_wave_on_132_units(count: int, stages: int, slots: int) -> None:
     grid = planner().decode_grid(decodes(count), max_seq_len=4096)
     assert (grid.tile.stages, grid.slots, grid.may_split) == (stages, slots, slots > 0)
-    assert grid.max_items == max(slots, count)
+    assert grid.max_items == count + slots
 
 
 def test_a_sequence_of_one_tile_is_not_cut() -> None:
@@ -72,7 +72,7 @@ def test_rows_of_several_tokens_and_of_many_heads() -> None:
 def test_parts_take_room_for_rows_that_exist() -> None:
     plan = planner()
     grid = plan.decode_grid(decodes(1), max_seq_len=4096)
-    assert plan.part_floats(grid) == (33 * 8 * 4 * 128, 33 * 8 * 4 * 2)
+    assert plan.part_floats(grid) == (34 * 8 * 4 * 128, 34 * 8 * 4 * 2)
     assert plan.part_floats(plan.decode_grid(decodes(100), max_seq_len=4096)) == (0, 0)
 
 
@@ -94,6 +94,7 @@ def test_invariant_grids_depend_on_no_neighbour() -> None:
         ([64] * 20, False),
         ([4096] * 31 + [8192], True),  # 31 and 2 parts of 4096
         ([4096] * 32 + [8192], False),  # 34 parts of 8128 and less do not fit
+        ([4096] * 20 + [900] * 40 + [8192] * 2, True),  # 40 short ones in 10 slots
     ],
 )
 def test_what_the_kernels_would_cut(lens: list[int], is_cut: bool) -> None:

@@ -335,7 +335,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
 
     def _empty_plans(self, num_reqs: int, decode: DecodeGrid | None) -> dict[Visibility, Tensor]:
         records = 0 if decode is None else decode.max_items
-        size = _HEADER + 4 * records + 2 * (num_reqs + 1)
+        size = _HEADER + 4 * records + 3 * (num_reqs + 1)
         return {
             visibility: torch.empty(size, dtype=torch.int32, device=self.device)
             for visibility in self._distinct

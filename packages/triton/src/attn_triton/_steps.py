@@ -150,7 +150,7 @@ class Planner:
             may_split = count < slots and max_seq_len > tile.keys
             if may_split and spans:
                 may_split = is_split(spans, tile.keys, slots)
-            items = max(slots, count)
+            items = slots + count  # parts that are short share slots
         return DecodeGrid(
             tile=tile,
             blocks=blocks,
@@ -245,7 +245,9 @@ def is_ragged(spans: Sequence[int]) -> bool:
 
 
 def is_split(spans: Sequence[int], keys: int, slots: int) -> bool:
-    """Return whether the plan kernel cuts any request, to fill so many slots.
+    """Return whether the plan kernel should cut any request, to fill so many slots.
+
+    It looks for the smallest part that fits; three sizes tell whether one below the longest does.
 
     Args:
         spans: keys that each request's rows see, exactly.
@@ -253,5 +255,16 @@ def is_split(spans: Sequence[int], keys: int, slots: int) -> bool:
         slots: parts that one wave holds.
     """
     tiles = [-(-span // keys) for span in spans]
-    shorter = max(tiles) - 1
-    return shorter > 0 and sum(max(1, -(-each // shorter)) for each in tiles) <= slots
+    longest = max(tiles)
+    sizes = {longest - 1, 3 * longest // 4, longest // 2}
+    return any(_fits(tiles, size, slots) for size in sizes if size > 0)
+
+
+def _fits(tiles: Sequence[int], size: int, slots: int) -> bool:
+    """Return whether parts of so many tiles fit, counted in quarters as the plan kernel does."""
+    quarters = 0
+    for each in tiles:
+        full, rest = divmod(each, size)
+        short = 0 if not rest else 1 if 4 * rest <= size else 2 if 2 * rest <= size else 4
+        quarters += max(1, 4 * full + short)
+    return quarters <= 4 * slots

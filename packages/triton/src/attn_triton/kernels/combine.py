@@ -52,7 +52,7 @@ def combine(
     b = at_row // max_rows // HK
     starts_at = plan_ptr + _HEADER + 4 * max_items
     item = tl.load(starts_at + b)
-    parts = tl.load(starts_at + b + 1) - item
+    parts = tl.load(starts_at + 2 * (num_reqs + 1) + b)
     q0 = tl.load(query_starts + b)
     num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
     if parts <= 1 or row >= num_rows:

@@ -7,8 +7,9 @@ it is replayed, and the host need not know them. The int32 buffer of a plan:
     1           number of blocks of query rows that the prefill kernel works on
     2, 3        unused
     4           max_items records of 4: request, first key, one past the last key, parts of it
-    then        (B + 1) first item of each request that decodes
+    then        (B + 1) first item of each request that decodes, and the number of items
     then        (B + 1) first block of query rows of each request that does not
+    then        B parts of each request
 """
 
 from __future__ import annotations
@@ -29,18 +30,27 @@ _HEADER = tl.constexpr(HEADER)
 
 
 @triton.jit
+def _quarters(tiles, size):
+    """Return how many quarters of a slot's time the parts of a request take."""
+    rest = tiles % size
+    short = tl.where(4 * rest <= size, 1, tl.where(2 * rest <= size, 2, 4))
+    return tl.maximum(tiles // size * 4 + tl.where(rest > 0, short, 0), 1)
+
+
+@triton.jit
 def _parts_in_wave(tiles, decodes, slots):
     """Cut so that all items run in one wave: return parts and the tiles of each, the same for all.
 
     The smallest part, in tiles, of which there are at most `slots` in all; where there are more
-    requests than slots nothing is cut.
+    requests than slots nothing is cut. Short requests, and what is left of long ones, share a
+    slot: the next one starts where one ends.
     """
     low = 1
     high = tl.maximum(tl.max(tl.where(decodes, tiles, 1), 0), 1)
     while low < high:
         middle = (low + high) // 2
-        parts = tl.maximum((tiles + middle - 1) // middle, 1)
-        fits = tl.sum(tl.where(decodes, parts, 0), 0) <= slots
+        taken = tl.sum(tl.where(decodes, _quarters(tiles, middle), 0), 0)
+        fits = taken <= 4 * slots
         high = tl.where(fits, middle, high)
         low = tl.where(fits, low, middle + 1)
     return tl.maximum((tiles + low - 1) // low, 1), tiles * 0 + low
@@ -108,8 +118,13 @@ def plan_step(
         else:
             parts, size = _parts_in_wave(tiles, decodes, slots)
         parts = tl.where(decodes, parts, 0)
-        item = tl.cumsum(parts, 0) - parts
+        # Items that take long come first, so that short ones fill what is left of the wave.
+        early = tl.where(2 * tiles > size, parts, 0)
+        late = parts - early
+        item = tl.where(early > 0, tl.cumsum(early, 0), tl.sum(early, 0) + tl.cumsum(late, 0))
+        item -= parts
         count = tl.minimum(tl.sum(parts, 0), max_items)
+        tl.store(starts_at + 2 * (num_reqs + 1) + b, parts, mask=exists)
         tl.store(starts_at + b, item, mask=exists)
         tl.store(starts_at + num_reqs, count)
         for part in range(tl.max(parts, 0)):
