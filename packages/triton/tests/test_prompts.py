@@ -10,7 +10,7 @@ import torch
 from prompt_cases import prompt_cases
 
 from attn_conformance.case import Case
-from attn_conformance.checks import check_numbers
+from attn_conformance.checks import Answer, check_numbers
 from attn_conformance.outcome import Status
 from attn_conformance.subject import Subject
 from attn_conformance.suite import Suite
@@ -44,6 +44,21 @@ def test_answers(device: torch.device, case: Case, routes: list[Route | None]) -
     check_numbers(Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device)), case)
     assert routes
     assert None not in routes
+
+
+def test_fresh_keys_stand_for_quantised_ones_where_that_is_allowed(
+    device: torch.device, routes: list[Route | None]
+) -> None:
+    (case,) = (x for x in prompt_cases() if x.name == "whole prompts")
+    case = case.with_fields(query_lens=(130, 64), seq_lens=(130, 64), nan_tail=False)
+    case = case.with_fields(kv_cache_dtype="fp8", k_scale=0.5, v_scale=2.0)
+    subject = Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device))
+    batch = subject.batch(case)
+    result = subject.engine(batch, allows_fresh_kv=True).run(batch)
+    Answer(batch, *batch.expected(reads_fresh_kv=True), str(case)).hold(result)
+    assert routes == [Route(context=Context.NONE, fresh=Fresh.STEP)]
+    subject.engine(batch).run(batch)
+    assert routes[-1] == Route(context=Context.ROWS, fresh=Fresh.NONE)
 
 
 _RULES = (

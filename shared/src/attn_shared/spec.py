@@ -145,6 +145,9 @@ class BuildConfig:
         num_spec_tokens: draft tokens per request and step.
         parallel_drafting: draft tokens come from one parallel pass.
         batch_invariant: results must not depend on what shares the batch.
+        allows_fresh_kv: the step's new tokens may be read as they are handed over instead of as a
+            quantised cache stores them, where a backend is quicker so. Results then depend on
+            which tokens come in one step.
         checked: validate the contents of each batch (synchronises the device).
         workspace: scratch memory of this device and stream.
         mla_prefill: the class that prefills over latents; None: selected for the device.
@@ -159,6 +162,7 @@ class BuildConfig:
     num_spec_tokens: int = 0
     parallel_drafting: bool = False
     batch_invariant: bool = False
+    allows_fresh_kv: bool = False
     checked: bool = False
     workspace: Workspace | None = None
     mla_prefill: type[MLAPrefill] | None = None

@@ -95,6 +95,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             cache_dtype,
             device,
             is_cache_free=self._is_cache_free,
+            allows_fresh=config.allows_fresh_kv,
         )
         self._captured: dict[tuple[int, int], tuple[int, TritonAttentionMetadata]] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)

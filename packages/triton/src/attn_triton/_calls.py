@@ -137,8 +137,8 @@ class LayerCalls:
             keys,
             tensors,
             (layer.sinks, scales.k_tensor, scales.v_tensor),
-            (self._scale * scales.k, scales.v, self._cap),
-            scales.mode,
+            (self._scale, self._cap),
+            scales[:3],
             metadata,
         ):
             if step.decode is None:

@@ -48,8 +48,8 @@ class PromptCalls:
         keys: KeysValues,
         tensors: Callable[[], KeysValuesTensors],
         own: _Own,
-        numbers: tuple[float, float, float],
-        scales_mode: int,
+        numbers: tuple[float, float],
+        scales: tuple[int, float, float],
         metadata: TritonAttentionMetadata,
     ) -> bool:
         """Launch it; return False where the plain kernel has to run instead.
@@ -63,18 +63,19 @@ class PromptCalls:
             keys: where the cached ones are.
             tensors: returns the same as tensors.
             own: the layer's sinks and scales.
-            numbers: factors on logits and on values, and the cap on logits.
-            scales_mode: 0 none, 1 per tensor, 2 per kv head.
+            numbers: factor on logits, and the cap on them.
+            scales: of the cache: 0 as numbers, 1 per tensor, 2 per kv head; those of keys and of
+                values as numbers.
             metadata: the step.
         """
         grid = metadata.prompts
         if grid is None:
             return False
-        program = self._program(grid, query, output, fresh, keys, metadata.causal, scales_mode)
+        program = self._program(grid, query, output, fresh, keys, metadata.causal, scales[0])
         if program is None:
             return False
         if program.route.context is Context.NONE:
-            cached, own = (None, None), (own[0], None, None)
+            cached, own, scales = (None, None), (own[0], None, None), (0, 1.0, 1.0)
         elif program.route.context is Context.PAGES:
             cached = self._of_cache(program, keys, tensors)
         else:
@@ -86,7 +87,8 @@ class PromptCalls:
         rows = (metadata.num_actual_tokens, program.tile.block)
         described = (_describe(query, program.query, *rows, self._spec.head_size), *cached, *new)
         launch = metadata.prompt_launch(grid, self._spec.num_heads)
-        self._launch(program, launch, described, (output, lse), own, numbers)
+        factors = (numbers[0] * scales[1], scales[2], numbers[1])
+        self._launch(program, launch, described, (output, lse), own, factors)
         return True
 
     @property

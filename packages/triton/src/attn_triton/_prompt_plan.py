@@ -30,6 +30,7 @@ class PromptPlanner:
         cache_dtype: of the layers' caches.
         device: where lists of blocks go.
         is_cache_free: keys come with the call.
+        allows_fresh: fresh keys may stand for those of a quantised cache.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PromptPlanner:
         device: torch.device,
         *,
         is_cache_free: bool,
+        allows_fresh: bool,
     ) -> None:
         layers = list(layers)
         self._layer = layers[0]
@@ -48,6 +50,8 @@ class PromptPlanner:
         self._planner = planner
         self._cache_bytes = machine.cache_bytes
         self._is_cache_free = is_cache_free
+        # In batch-invariant mode whether there is context must make no difference.
+        self._allows_fresh = allows_fresh and not planner.is_invariant
         self._room = CopyRoom()
         is_served = any(
             plain_because(each, machine.arch, cache_dtype, is_invariant=planner.is_invariant)
@@ -84,6 +88,7 @@ class PromptPlanner:
                 has_context=prompts.has_context,
                 may_copy=self._may_copy(prompts.num_keys),
                 is_invariant=planner.is_invariant,
+                allows_fresh=self._allows_fresh,
             ),
             blocks=torch.empty(size, dtype=torch.int32, device=self._device),
             prompts=prompts,

@@ -86,21 +86,32 @@ class PromptKind:
         has_context: a request may have keys of earlier steps.
         may_copy: keys may be copied out of pages: their number is known, and there is room.
         is_invariant: results must not depend on what shares the batch.
+        allows_fresh: fresh keys may stand for those of a quantised cache.
     """
 
     tile: PromptTile
     has_context: bool
     may_copy: bool
     is_invariant: bool
+    allows_fresh: bool
 
 
 @functools.cache
 def kind_of(
-    tile: PromptTile, *, has_context: bool, may_copy: bool, is_invariant: bool
+    tile: PromptTile,
+    *,
+    has_context: bool,
+    may_copy: bool,
+    is_invariant: bool,
+    allows_fresh: bool,
 ) -> PromptKind:
     """Return the kind of these, always the same object."""
     return PromptKind(
-        tile=tile, has_context=has_context, may_copy=may_copy, is_invariant=is_invariant
+        tile=tile,
+        has_context=has_context,
+        may_copy=may_copy,
+        is_invariant=is_invariant,
+        allows_fresh=allows_fresh,
     )
 
 

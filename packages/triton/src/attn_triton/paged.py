@@ -132,12 +132,14 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
 
         They are what the cache holds, bit for bit, unless that is quantised.
         """
-        if key is None or value is None or metadata.prompts is None:
+        prompts = metadata.prompts
+        if key is None or value is None or prompts is None:
             return None
         if self._reader is None:
             return key, value
+        may_be_read = self._reads_fresh or prompts.kind.allows_fresh
         is_whole = min(len(key), len(value)) >= metadata.num_actual_tokens
-        return (key, value) if self._reads_fresh and is_whole else None
+        return (key, value) if may_be_read and is_whole else None
 
     def _keys(
         self,

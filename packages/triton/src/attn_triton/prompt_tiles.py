@@ -71,6 +71,8 @@ _H200 = (
 )
 _PAIR = PromptTile(block=64, is_pair=True, keys=64, num_warps=4, stages=2)
 
+_ALONE = PromptTile(block=128, is_pair=False, keys=64, num_warps=8, stages=2)
+
 _TABLE = (
     PromptRow(
         families=("hopper",),
@@ -82,6 +84,11 @@ _TABLE = (
             }
         ),
         provenance=_H200,
+    ),
+    PromptRow(
+        families=("blackwell", "blackwell-thor", "rubin"),
+        tiles=MappingProxyType({64: _ALONE, 128: _ALONE}),
+        provenance="not run on hardware; compiled: no spills",
     ),
 )
 
