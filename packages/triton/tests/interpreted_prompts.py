@@ -15,7 +15,7 @@ from attn_triton.tiles import Widths
 _TILE = PromptTile(block=16, is_pair=True, keys=16, num_warps=4, stages=2)
 
 
-def _small_tile(arch: Arch, widths: Widths) -> PromptTile | None:
+def _small_tile(arch: Arch, widths: Widths, *, is_few: bool = False) -> PromptTile | None:
     sizes = (widths.head_size, widths.head_size_v)
     return _TILE if sizes == widths.padded else None
 

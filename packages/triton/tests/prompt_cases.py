@@ -10,7 +10,7 @@ from attn_conformance.case import Case
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.request import AttentionType
 
-__all__ = ["prompt_cases"]
+__all__ = ["large_cases", "prompt_cases"]
 
 _WHOLE = Case(
     name="whole prompts",
@@ -30,6 +30,26 @@ _MIXED = replace(
     query_lens=(1, 70, 66, 2),
     seq_lens=(90, 201, 66, 40),
 )
+
+
+def large_cases() -> tuple[Case, ...]:
+    """Return cases of several waves of a GPU's programs, in one copy and in pages."""
+    many = replace(
+        _MIXED,
+        name="several waves",
+        query_lens=(1, 700, 600, 3),
+        seq_lens=(90, 1400, 600, 400),
+        num_heads=32,
+        num_kv_heads=8,
+        head_size=128,
+    )
+    return (
+        many,
+        replace(many, name="several waves over large pages", block_size=64),
+        replace(many, name="several waves of a window", block_size=64, window=(100, 0)),
+        replace(many, name="several waves of whole prompts", seq_lens=(1, 700, 600, 3)),
+        replace(many, name="several waves of 256", head_size=256),
+    )
 
 
 def prompt_cases() -> tuple[Case, ...]:
@@ -53,6 +73,8 @@ def prompt_cases() -> tuple[Case, ...]:
         replace(tiles, name="sinks and softcap", has_sinks=True, softcap=5.0),
         replace(_WHOLE, name="float16", dtype=torch.float16),
         replace(_WHOLE, name="padded requests", query_lens=(70, 66), seq_lens=(70, 0)),
+        replace(_WHOLE, name="few programs", head_size=128),
+        replace(_MIXED, name="many programs", head_size=128, num_heads=8, num_kv_heads=2),
         replace(_MIXED, name="widths that differ", head_size=128, head_size_v=64),
         replace(
             _MIXED, name="fp8 cache", kv_cache_dtype="fp8", k_scale=0.5, v_scale=2.0, nan_tail=False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from prompt_cases import prompt_cases
+from prompt_cases import large_cases, prompt_cases
 
 from attn_conformance.case import Case
 from attn_conformance.checks import Answer, check_numbers
@@ -42,6 +42,14 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[Route | None]:
 @pytest.mark.parametrize("case", prompt_cases(), ids=lambda case: case.name)
 def test_answers(device: torch.device, case: Case, routes: list[Route | None]) -> None:
     check_numbers(Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device)), case)
+    assert routes
+    assert None not in routes
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", large_cases(), ids=lambda case: case.name)
+def test_answers_of_several_waves(case: Case, routes: list[Route | None]) -> None:
+    check_numbers(Subject.find("TRITON_ATTN", "cuda:0"), case)
     assert routes
     assert None not in routes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from attn_triton.machine import Machine
 from attn_triton.prompt_tiles import section_heads
 
 __all__ = ["PromptPlanner"]
+
+_PROGRAMS_PER_UNIT = 2  # that the shapes for heads of 128 leave room for
 
 
 class PromptPlanner:
@@ -59,6 +62,10 @@ class PromptPlanner:
             for each in layers
         )
         self._tile = tile_of(self._layer, machine.arch) if is_served else None
+        few = tile_of(self._layer, machine.arch, is_few=True)
+        # In batch-invariant mode the shape of a tile must not depend on the company.
+        self._few = self._tile if planner.is_invariant else few
+        self._wave = _PROGRAMS_PER_UNIT * machine.compute_units
 
     def grid(
         self, common: CommonAttentionMetadata, decode_tokens: int, *, is_bound: bool
@@ -74,13 +81,17 @@ class PromptPlanner:
         is_short = common.max_query_len < LEAST_TOKENS and not planner.is_invariant
         if tile is None or is_short:
             return None
-        prompts = prompts_of(
+        known = partial(
+            prompts_of,
             common,
-            rows=tile.rows,
             most_tokens=decode_tokens,
             attn_type=layer.attn_type,
             is_bound=is_bound or planner.is_invariant,
         )
+        prompts = known(rows=tile.rows)
+        if prompts.num_blocks * layer.num_heads <= self._wave and self._few not in (None, tile):
+            tile = self._few
+            prompts = known(rows=tile.rows)
         size = blocks_size(common.num_reqs, prompts.num_blocks)
         return PromptGrid(
             kind=kind_of(

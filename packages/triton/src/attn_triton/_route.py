@@ -92,15 +92,15 @@ def plain_because(
     return None
 
 
-def tile_of(spec: LayerSpec, arch: Arch) -> PromptTile | None:
-    """Return the shape of the kernel for long prompts, or None."""
+def tile_of(spec: LayerSpec, arch: Arch, *, is_few: bool = False) -> PromptTile | None:
+    """Return the shape of the kernel for long prompts, or None; see `prompt_tile`."""
     widths = Widths(
         head_size=spec.head_size,
         head_size_v=spec.head_size_v,
         element_bytes=spec.dtype.itemsize,
         cache_bytes=spec.dtype.itemsize,
     )
-    return prompt_tile(arch, widths)
+    return prompt_tile(arch, widths, is_few=is_few)
 
 
 def tile_within(tile: PromptTile, page: int) -> PromptTile | None:

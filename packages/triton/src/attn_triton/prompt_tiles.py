@@ -8,7 +8,7 @@ are in `attn_triton.tiles`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from attn_shared.arch import Arch
@@ -53,12 +53,14 @@ class PromptRow:
     Attributes:
         families: of `attn_shared.arch`.
         tiles: for heads of each size.
+        few: likewise, where a wave holds all programs: smaller ones share its time more evenly.
         provenance: where the numbers come from.
     """
 
     families: tuple[str, ...]
     tiles: Mapping[int, PromptTile]
     provenance: str
+    few: Mapping[int, PromptTile] = field(default_factory=dict)
 
 
 _H200 = (
@@ -84,6 +86,7 @@ _TABLE = (
             }
         ),
         provenance=_H200,
+        few=MappingProxyType({128: replace(_PAIR, is_pair=False)}),
     ),
     PromptRow(
         families=("blackwell", "blackwell-thor", "rubin"),
@@ -93,15 +96,22 @@ _TABLE = (
 )
 
 
-def prompt_tile(arch: Arch, widths: Widths) -> PromptTile | None:
-    """Return the shape for heads of these sizes; None where the kernel does not serve them."""
+def prompt_tile(arch: Arch, widths: Widths, *, is_few: bool = False) -> PromptTile | None:
+    """Return the shape for heads of these sizes; None where the kernel does not serve them.
+
+    Args:
+        arch: the architecture.
+        widths: of the layer.
+        is_few: one wave holds all programs of the usual shape.
+    """
     row = next((row for row in _TABLE if arch.family in row.families), None)
     sizes = (widths.head_size, widths.head_size_v)
     if row is None or widths.element_bytes != _HALF_BYTES:
         return None
     if any(size not in row.tiles for size in sizes):
         return None
-    return row.tiles[max(sizes)]
+    usual = row.tiles[max(sizes)]
+    return row.few.get(max(sizes), usual) if is_few else usual
 
 
 def section_heads(

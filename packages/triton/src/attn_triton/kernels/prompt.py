@@ -28,21 +28,16 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _squashed(x):
-    """Return (1 - tanh(x)) / 2 = 1 / (1 + exp(2 x)), good to 1e-7 absolute, by two instructions.
+def _logits(q, k, first, last, n, steep, MASK: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Return q.k, hidden keys at -inf; with SOFTCAP the (tanh(x) - 1) / 2 of it.
 
-    A reciprocal is several; that of a square root is one.
+    That is -1 / (1 + exp(2 x)), good to 1e-7 absolute. A reciprocal takes several instructions,
+    that of a square root one. `steep` makes 2 x in units of log2.
     """
-    root = tl.math.rsqrt(1.0 + tl.math.exp2(x * (2.0 * _LOG2E)))
-    return root * root
-
-
-@triton.jit
-def _logits(q, k, first, last, n, scale, cap, MASK: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Return q.k, hidden keys at -inf; with SOFTCAP scaled and capped."""
     s = tl.dot(q, k.T)
     if SOFTCAP:
-        s = cap - 2.0 * cap * _squashed(s * scale)
+        root = tl.math.rsqrt(1.0 + tl.math.exp2(s * steep))
+        s = root * -root
     if MASK:
         seen = (n[None, :] < last[:, None]) & (n[None, :] >= first[:, None])
         s = tl.where(seen, s, -float("inf"))
@@ -117,8 +112,10 @@ def _pass(  # size: one loop
             first2, last2 = bounds_of(row, num_keys, is_causal, LEFT, RIGHT, CHUNK, CAUSAL)
             last2 = tl.minimum(last2, stop)
     factor = scale
-    if SOFTCAP:
-        factor = 1.0
+    steep = 1.0
+    if SOFTCAP:  # cap * tanh(x) is cap + 2 cap * (what `_logits` returns)
+        steep = scale * (2.0 * _LOG2E)
+        factor = 2.0 * cap
     page = 0
     if PAGE > 0:
         page = tl.load(table + start // PAGE, mask=start < end, other=0)
@@ -133,9 +130,9 @@ def _pass(  # size: one loop
             v = v_desc.load([v_row + j, v_col])
         if TAIL:
             v = tl.where((n < stop)[:, None], v, 0.0)
-        s1 = _logits(q1, k, first1, last1, n, scale, cap, MASK, SOFTCAP)
+        s1 = _logits(q1, k, first1, last1, n, steep, MASK, SOFTCAP)
         if TWO:
-            s2 = _logits(q2, k, first2, last2, n, scale, cap, MASK, SOFTCAP)
+            s2 = _logits(q2, k, first2, last2, n, steep, MASK, SOFTCAP)
         m1, total1, acc1 = _add(s1, v, m1, total1, acc1, factor)
         if TWO:
             m2, total2, acc2 = _add(s2, v, m2, total2, acc2, factor)
@@ -471,6 +468,10 @@ def prompt(  # size: one algorithm
     lse = lse_ptr
     if lse_ptr is not None:
         lse = lse_ptr + head.to(tl.int64) * lse_stride
+    if SOFTCAP:
+        m1 += cap
+        if TWO:
+            m2 += cap
     SINKS: tl.constexpr = sinks_ptr is not None
     row = m0 + tl.arange(0, BLOCK)
     _write(out, lse, q0 + row, row < num_rows, m1, total1, acc1, sink, v_scale, DV, O_TOKEN, SINKS)
