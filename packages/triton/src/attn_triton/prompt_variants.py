@@ -79,8 +79,8 @@ def prompt_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     """Yield how long prompts are attended for, where there are tiles for that.
 
     The main shapes of Hopper take all registers, so that two programs share a multiprocessor: they
-    spill 16 to 64 bytes between their loops, none in the loop over keys of earlier steps or, without
-    those, over the step's own.
+    spill 16 to 64 bytes between their loops, none in the loop over keys of earlier steps or,
+    without those, over the step's own.
     """
     for prompts in _prompts():
         tile = prompt_tile(parse_arch(arch), prompts.widths)
