@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from attn_shared.kv_write import concat_and_cache_mla, slot_mapping_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla import MLAAttention
 from attn_shared.mla_reference import eager_mla_attention, mla_attention
+from attn_shared.reference import ReferenceResult
 from attn_shared.request import MLADims
 
 DIMS = MLADims(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)
@@ -40,7 +42,13 @@ class Case:
         return output, lse
 
     def report(self, output: torch.Tensor, lse: torch.Tensor | None) -> AccuracyReport:
-        """Hold an answer to the expanded computation in float64; the cache is written by now."""
+        """Hold an answer to the expanded computation in float64; the cache is written by now.
+
+        Narrow dtypes are held to a budget for each request as well: a fresh prompt's first rows
+        average few values, and what they may err in bfloat16 would excuse a long context's rows
+        being a third too small. In float32 the whole call's budget finds that, while the yardstick
+        of one short row is as noisy as what it measures.
+        """
         attn, common = self.attn, self.common
         assert attn.kv_b_proj is not None
         assert attn.request.mla is not None
@@ -55,7 +63,34 @@ class Case:
         }
         exact = mla_attention(*arguments, **batch)
         eager = eager_mla_attention(*arguments, **batch)
-        return check_against_reference(output, lse, exact, eager, dtype=self.query.dtype)
+        report = check_against_reference(output, lse, exact, eager, dtype=self.query.dtype)
+        if not report.ok or self.query.dtype == torch.float32:
+            return report
+        return self._report_by_request(output, exact, eager) or report
+
+    def _report_by_request(
+        self, output: torch.Tensor, exact: ReferenceResult, eager: ReferenceResult
+    ) -> AccuracyReport | None:
+        """Return the first report that is not ok, its ulp of the request's largest output."""
+        starts = self.common.query_start_loc_cpu.tolist()
+        for start, stop in itertools.pairwise(starts):
+            rows = slice(start, stop)
+            own, yardstick = (
+                replace(x, output=x.output[rows], lse=x.lse[:, rows], num_tokens=stop - start)
+                for x in (exact, eager)
+            )
+            largest = float(own.output.abs().max()) if stop > start else 0.0
+            report = check_against_reference(
+                output[rows],
+                None,
+                own,
+                yardstick,
+                dtype=self.query.dtype,
+                value_abs_max=largest,
+            )
+            if not report.ok:
+                return report
+        return None
 
 
 def layer(

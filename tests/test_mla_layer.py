@@ -53,6 +53,18 @@ def test_narrow_layers_err_no_more_than_expanded_heads_do(
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_fresh_prompt_excuses_no_row_of_a_long_context(dtype: torch.dtype) -> None:
+    """Rows over many tokens are small: a tenth of them is less than a fresh row may err."""
+    step = case(layer(dtype=dtype), [1, 12, 9], [900, 700, 9])
+    output = step.run()[0]
+    assert step.report(output, None).ok
+    for rows in (slice(0, 1), slice(1, 13)):
+        wrong = output.clone()
+        wrong[rows] *= 0.9
+        assert not step.report(wrong, None).ok
+
+
 @pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
 def test_a_bounded_workspace_changes_nothing(lens: tuple[list[int], list[int]]) -> None:
     config = BuildConfig(mla_workspace_bytes=1)
