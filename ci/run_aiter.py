@@ -6,9 +6,10 @@ python ci/run_aiter.py all FOLDER         both, after the wheel was downloaded i
 
 Needs attn-rocm, attn-conformance and Triton, as the session `aiter` has them.
 
-AITER's import asks ROCm for a GPU. Of the wheel only the files of its Triton attention are taken;
-the packages above them are empty here, and two questions to the device are answered for it: the
-architecture and the number of compute units.
+AITER's import asks ROCm for a GPU. Of the wheel only the files of its Triton kernels are taken; the
+packages above them are empty here, and two questions to the device are answered for it: the
+architecture and the number of compute units. A zip archive of aiter/ops/triton of another release,
+named amd_aiter-VERSION.whl, will do as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from repository import ROOT
@@ -36,8 +37,11 @@ WHEEL = "amd-aiter==0.1.7.post2.dev18"
 ARCHS = {"gfx942": "mi300x", "gfx950": "mi355x"}
 """Architectures, and the preset that stands for each."""
 
-UNIFIED = "aiter.ops.triton.unified_attention"
-PACKAGES = ("aiter", "aiter.ops", "aiter.ops.triton")
+EMPTY = (
+    *("aiter", "aiter.ops", "aiter.ops.triton", "aiter.ops.triton.attention"),
+    "aiter.ops.triton._triton_kernels.flash_attn_triton_amd",
+)
+"""Packages whose own code is left out; the last two are of releases after the wheel."""
 COMPUTE_UNITS = 4  # of the interpreted device: few, so that decodes run the kernel in parts as well
 
 RULES = (
@@ -62,15 +66,21 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 def make_importable(folder: Path, arch: str) -> ModuleType:
     """Import the Triton call from a folder as if a GPU of this architecture were there."""
-    for name in PACKAGES:
-        package = ModuleType(name)
-        package.__path__ = [str(folder.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    about = importlib.import_module("aiter.ops.triton.utils._triton.arch_info")
-    about.get_arch = lambda: arch  # type: ignore[attr-defined]
+    from triton.runtime import driver
+
+    from attn_rocm._vendor import aiter
+    from attn_triton.kernels.compiling import target_of
+
+    for name in EMPTY:
+        place = folder.joinpath(*name.split("."))
+        if place.is_dir():
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = [str(place)]
+    target = target_of(arch)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))
     device = importlib.import_module("aiter.ops.triton.utils.device_info")
     device.get_num_sms = lambda: COMPUTE_UNITS  # type: ignore[attr-defined]
-    return importlib.import_module(UNIFIED)
+    return sys.modules[aiter.call("unified_attention").__module__]
 
 
 def interpret(wheel: Path) -> int:

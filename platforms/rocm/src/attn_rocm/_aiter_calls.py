@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attn_rocm._aiter_build import AiterBuild
+from attn_rocm._aiter_scales import Scales
 from attn_rocm._aiter_steps import DecodeStep, PromptStep, places_of
 from attn_rocm._vendor import aiter
 from attn_shared.dtypes import KVCacheLayout
@@ -70,7 +70,7 @@ class AiterCalls:
         self._batch_prefill = aiter.call("mha_batch_prefill_func")
         self._paged_decode = aiter.call("paged_attention_v1")
         self._cap = spec.softcap or 0.0  # their word for none
-        self._ones: dict[torch.device, Tensor] = {}
+        self._scales = Scales()
 
     def decode(
         self,
@@ -93,7 +93,8 @@ class AiterCalls:
             scales: of stored keys and values, float32 (1,) each; None without fp8.
             slopes: (Hq,) float32.
         """
-        k_scale, v_scale = scales or (self._one(query), self._one(query))
+        one = self._scales.of(1.0, query.device)  # its call wants a scale of any cache
+        k_scale, v_scale = scales or (one, one)
         self._paged_decode(
             out=out,
             workspace_buffer=step.workspace,
@@ -183,12 +184,6 @@ class AiterCalls:
     def reads_table_of(self, view: Tensor) -> bool:
         """Whether pages (P, S, Hkv, D) are read by a block table, and not token by token."""
         return self._build.reads_tables and view.shape[1] == PAGE_SIZE
-
-    def _one(self, like: Tensor) -> Tensor:
-        """Return a scale of 1, which the decode kernel's call wants of any cache."""
-        if like.device not in self._ones:
-            self._ones[like.device] = torch.ones(1, dtype=torch.float32, device=like.device)
-        return self._ones[like.device]
 
     def _window(self, step: PromptStep, extras: Extras, *, is_by_rows: bool) -> tuple[int, int]:
         """Return the two sides as AITER writes them.
