@@ -18,6 +18,7 @@ from attn_shared.errors import (
     UnsupportedOptionError,
     VendorMissingError,
 )
+from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.mla_metadata import MLAMetadata
 from attn_shared.request import AttentionRequest, MLADims
 
@@ -243,6 +244,24 @@ def test_a_packed_cache_is_refused_by_who_does_not_read_it(name: str) -> None:
     reasons = capability.check(request, device)
     assert [(r.code, r.value) for r in reasons] == [("kv_cache_dtype", "fp8_ds_mla")]
     assert "auto" in reasons[0].allowed
+
+
+@EACH
+def test_blocks_at_addresses_that_kernels_cannot_load_from(name: str) -> None:
+    stubbed = BACKENDS[name]
+    layer = latent_layer(block_size=stubbed.block_size)
+    cache = layer.kv_cache_spec
+    assert isinstance(cache, MLAAttentionSpec)
+    padded = replace(cache, page_size_padded=cache.page_size_bytes + 6)
+    given = decodes(layer, [1], [5])
+    with loaded(stubbed):
+        with pytest.raises(UnsupportedOptionError, match="allowed: a multiple of 16 bytes"):
+            stubbed.backend.get_impl_cls()(replace(layer, kv_cache_spec=padded))
+        impl, builder = built(stubbed.backend, layer)
+        memory = torch.empty(given.kv_cache.numel() + 1, dtype=layer.dtype)
+        odd = memory[1:].view(given.kv_cache.shape)
+        with pytest.raises(UnsupportedOptionError, match="do not all begin at a multiple of 16"):
+            impl.forward_mqa(layer_object(), given.query, odd, builder.build(0, common_of(given)))
 
 
 def test_more_heads_than_cutlass_has() -> None:

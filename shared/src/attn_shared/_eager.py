@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,7 @@ def eager_attention(
     fresh_value: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
     q_scale: float | Tensor = 1.0,
+    by_device: bool = False,
 ) -> ReferenceResult:
     """Compute the call of `attn_shared.reference.paged_attention` eagerly in reduced precision.
 
@@ -62,6 +64,7 @@ def eager_attention(
         compute_dtype: of the kernel's products, by default the query's. An fp8 dtype stands for a
             kernel that multiplies in fp8: query and P are rounded to it.
         q_scale: of an fp8 query, per tensor or (Hq,).
+        by_device: logits are the device's own products, see `Arithmetic`.
 
     Returns:
         Output (T, Hq, Dv) in compute_dtype (for fp8: in the query's dtype), and LSE (Hq, T) in
@@ -95,7 +98,7 @@ def eager_attention(
         fresh_key=fresh_key,
         fresh_value=fresh_value,
     )
-    arithmetic = _eager(compute, query.dtype)
+    arithmetic = replace(_eager(compute, query.dtype), by_device=by_device)
     with _ieee_float32():
         return paged(_as_operand(query, compute, q_scale), cache, options, batch, arithmetic)
 
@@ -154,6 +157,9 @@ def eager_mla_decode(
 ) -> ReferenceResult:
     """Compute `attn_shared.reference.mla_decode` eagerly in reduced precision.
 
+    Logits are the device's own products: over entries of 576 what tensor cores lose in a sum
+    exceeds what rounding to float32 does.
+
     Args:
         query: (T, Hq, kv_lora_rank + qk_rope_head_dim).
         latent_cache: as in `mla_decode`, like every argument that is not listed here.
@@ -182,6 +188,7 @@ def eager_mla_decode(
         k_scale=cache_scale,
         v_scale=cache_scale,
         compute_dtype=compute_dtype,
+        by_device=True,
     )
 
 

@@ -98,12 +98,15 @@ class Arithmetic:
         accumulate: dtype of logits, softmax and sums.
         probability: the weights are rounded to it before they meet the values.
         output: dtype of the returned output.
+        by_device: logits are the device's own products of `operand`, where it has products of 16
+            bits whose sums are float32; else exact ones.
     """
 
     operand: torch.dtype
     accumulate: torch.dtype
     probability: torch.dtype
     output: torch.dtype
+    by_device: bool = False
 
 
 EXACT = Arithmetic(
@@ -196,11 +199,33 @@ def attend(
     for kv_head in range(key.shape[1]):
         heads = slice(kv_head * groups, (kv_head + 1) * groups)
         q, k, v = operands[0][:, heads].transpose(0, 1), operands[1][:, kv_head], operands[2]
-        logits = _logits(q @ k.T, options, heads, distance)
+        logits = _logits(_products(q, k, arithmetic), options, heads, distance)
         weights, total, lse = _softmax(logits, options, heads, visible)
         outputs.append(_weigh(weights, total, v[:, kv_head], visible, arithmetic))
         lses.append(lse)
     return torch.cat(outputs).transpose(0, 1).to(arithmetic.output), torch.cat(lses)
+
+
+_TILE_ROWS = 64
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _products(query: Tensor, key: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """Return query (G, Tq, D) . key (Tk, D) as (G, Tq, Tk).
+
+    Tensor cores cut off what a sum in float32 cannot hold after each few terms, so that their
+    logits lie below the exact ones, by more the wider a head is. Rows are filled up to a tile:
+    for a few of them libraries have kernels that add otherwise.
+    """
+    is_half = arithmetic.operand in _HALVES and arithmetic.accumulate is torch.float32
+    has_products = query.device.type == "cuda" and torch.version.hip is None
+    if not (arithmetic.by_device and is_half and has_products):
+        return query @ key.T
+    rows = query.to(arithmetic.operand).flatten(0, 1)
+    count = len(rows)
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, -count % _TILE_ROWS))
+    products = torch.mm(rows, key.to(arithmetic.operand).T, out_dtype=torch.float32)
+    return products[:count].view(*query.shape[:2], len(key))
 
 
 def largest_seen_value(value: Tensor, visible: Tensor) -> float:

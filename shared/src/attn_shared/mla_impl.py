@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from attn_shared.alignment import ALIGNMENT_BYTES, is_aligned
 from attn_shared.backend import AttentionLayer, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
@@ -59,16 +60,8 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         self._name, self._decode_type = name, decode_type
         self._checker = CallChecker(spec, returns_lse=can_return_lse)
         self.can_return_lse = can_return_lse
-        cache = spec.kv_cache_spec
-        if spec.mla is None or not isinstance(cache, MLAAttentionSpec):
-            raise UnsupportedOptionError(f"{name} serves layers with a cache of latents alone.")
-        own = self.loaded.device.fp8_dtype
-        if cache.is_quantized and cache.dtype is not own:
-            raise UnsupportedOptionError(
-                f"a cache of {cache.dtype} is not served by {name} on {self.loaded.device.arch}; "
-                f"allowed: {own}."
-            )
-        self.dims: MLADims = spec.mla
+        dims, cache = _served(spec, name, self.loaded)
+        self.dims: MLADims = dims
         self.is_quantized = cache.is_quantized
 
     @abstractmethod
@@ -104,6 +97,7 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
         self._checker.check_decode_inputs(layer, query, kv_cache, metadata, output, lse)
+        self._check_aligned(kv_cache)
         step, count = metadata.decode, metadata.num_decode_tokens
         if step is not None and not isinstance(step, self._decode_type):
             raise InvalidInputError.for_argument(
@@ -124,9 +118,37 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
             output[:count].copy_(result)
         return output
 
+    def _check_aligned(self, kv_cache: Tensor) -> None:
+        if not is_aligned(kv_cache):
+            raise UnsupportedOptionError(
+                f"{self._name} was given a cache whose blocks do not all begin at a multiple of "
+                f"{ALIGNMENT_BYTES} bytes: address {kv_cache.data_ptr():#x}, strides "
+                f"{kv_cache.stride()} of {kv_cache.dtype}; allowed: such ones.",
+                hint="allocate it by the layer's kv_cache_spec.",
+            )
+
     def _whole(self, query: Tensor, output: Tensor | None, count: int) -> Tensor:
         """Return the caller's output, or a new one with zeros behind the decodes."""
         if output is None:
             output = query.new_empty((len(query), self.spec.num_heads, self.spec.head_size_v))
             output[count:].zero_()
         return output
+
+
+def _served(spec: LayerSpec, name: str, loaded: LoadedDevice) -> tuple[MLADims, MLAAttentionSpec]:
+    """Return widths and cache of a layer, after refusing a cache that kernels cannot read."""
+    cache = spec.kv_cache_spec
+    if spec.mla is None or not isinstance(cache, MLAAttentionSpec):
+        raise UnsupportedOptionError(f"{name} serves layers with a cache of latents alone.")
+    own = loaded.device.fp8_dtype
+    if cache.is_quantized and cache.dtype is not own:
+        raise UnsupportedOptionError(
+            f"a cache of {cache.dtype} is not served by {name} on {loaded.device.arch}; "
+            f"allowed: {own}."
+        )
+    if cache.page_size_bytes % ALIGNMENT_BYTES:
+        raise UnsupportedOptionError(
+            f"page_size_padded={cache.page_size_padded} is not served by {name}; allowed: a "
+            f"multiple of {ALIGNMENT_BYTES} bytes, which its kernels load at once."
+        )
+    return spec.mla, cache
