@@ -110,8 +110,8 @@ class Copying:
     def synchronize(self) -> None:
         self.seen.append("wait")
 
-    def record(self) -> None:
-        self.seen.append("record")
+    def record(self, stream: str) -> None:
+        self.seen.append(f"record on {stream}")
 
 
 def test_the_pinned_buffer_is_waited_for_before_it_is_written_again(
@@ -119,10 +119,12 @@ def test_the_pinned_buffer_is_waited_for_before_it_is_written_again(
 ) -> None:
     copying = Copying()
     monkeypatch.setattr(torch.cuda, "Event", lambda: copying)
-    planner = Planner(copying, torch.device("cuda"), {})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    planner = Planner(copying, torch.device("cuda:1"), {})
     for step in (1, 2):
         planner.plan(step=step)
-    assert copying.seen == ["plan 1", "record", "wait", "plan 2", "record"]
+    record = "record on the stream of cuda:1"
+    assert copying.seen == ["plan 1", record, "wait", "plan 2", record]
 
 
 @pytest.mark.parametrize(("release", "options"), [("0.6.13", {}), ("0.7.4", {"lse_base": "log2"})])

@@ -102,6 +102,7 @@ class Planner:
         """
         self.wrapper = wrapper
         self.run_options = run_options
+        self._device = device
         self._is_staged = False
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -113,7 +114,7 @@ class Planner:
         if self._is_staged:
             self._copied.synchronize()
         self.wrapper.plan(**arguments)
-        self._copied.record()
+        self._copied.record(torch.cuda.current_stream(self._device))
         self._is_staged = True
 
 
