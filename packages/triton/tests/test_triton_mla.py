@@ -110,6 +110,17 @@ def test_decodes_of_several_lengths(device: torch.device) -> None:
     metadata = call.builder.build(0, common)
     assert metadata.decode is not None
     assert metadata.decode.combine is not None
+    assert metadata.decode.parts_at_once > 0
+    call.check(common, metadata)
+
+
+def test_parts_of_many_rows_are_merged_by_blocks(device: torch.device) -> None:
+    """As in batch-invariant mode, where every step does."""
+    call = Call(device, BuildConfig(batch_invariant=True))
+    common = call.common([1, 4, 0, 2], [150, 160, 20, 70])
+    metadata = call.builder.build(0, common)
+    assert metadata.decode is not None
+    assert metadata.decode.parts_at_once == 0
     call.check(common, metadata)
 
 

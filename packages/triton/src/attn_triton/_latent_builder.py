@@ -19,10 +19,10 @@ from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton._builder import planning
 from attn_triton._latent_capability import MLA_CAPABILITY, MLA_NAME
-from attn_triton._latent_metadata import TritonMLADecode
+from attn_triton._latent_metadata import Merging, TritonMLADecode
 from attn_triton._steps import MAX_PARTS, Composition, DecodeGrid, Planner, query_lens
 from attn_triton._visibility import visibility_of
-from attn_triton.latent_tiles import COMBINE_COLUMNS, LatentWidths, latent_tile
+from attn_triton.latent_tiles import COMBINE_COLUMNS, COMBINE_ROWS, LatentWidths, latent_tile
 from attn_triton.machine import Machine, machine_of
 from attn_triton.tiles import COMBINE_PARTS, Tile, next_power_of_2
 
@@ -30,6 +30,7 @@ __all__ = ["LatentPlanner", "TritonMLAMetadataBuilder"]
 
 _HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 _UNBOUNDED = 2**31 - 1
+_MANY_ROWS = 512  # of one program and column each; 16,384 programs take 10 us to start
 
 
 class LatentPlanner(Planner):
@@ -54,21 +55,21 @@ class LatentPlanner(Planner):
         tile = latent_tile(self.machine.arch, self._latent_widths, rows)
         return tile, tile
 
-    @property
-    def num_columns(self) -> int:
-        """Programs of the merging kernel for one row."""
-        return -(-self._latent_widths.padded[0] // COMBINE_COLUMNS)
+    def merging(self, grid: DecodeGrid, num_reqs: int) -> Merging:
+        """Return how parts are merged.
 
-    def merged_at_once(self, grid: DecodeGrid, num_reqs: int) -> int:
-        """Return how many parts one step of the merging kernel takes.
-
-        About as many as a request has, since those that it lacks are looked at too. In
-        batch-invariant mode a fixed number: the order of sums depends on it.
+        Many rows by blocks, since so many programs take long to start; few by their columns, about
+        as many parts at once as a request has. In batch-invariant mode always by blocks, where the
+        order of sums depends on a row's own parts alone.
         """
-        if self.is_invariant:
-            return MAX_PARTS
-        mean = -(-grid.slots // max(1, num_reqs))
-        return min(COMBINE_PARTS, next_power_of_2(max(2, mean)))
+        rows = num_reqs * grid.max_rows
+        if self.is_invariant or rows > _MANY_ROWS:
+            programs = num_reqs * -(-grid.max_rows // COMBINE_ROWS)
+            return Merging(programs=programs, parts_at_once=0)
+        columns = -(-self._latent_widths.padded[0] // COMBINE_COLUMNS)
+        mean = grid.slots // max(1, num_reqs)
+        at_once = min(COMBINE_PARTS, next_power_of_2(max(2, mean)))
+        return Merging(programs=rows * columns, parts_at_once=at_once)
 
 
 class TritonMLAMetadataBuilder(MLAMetadataBuilder[TritonMLADecode]):
@@ -156,8 +157,7 @@ class TritonMLAMetadataBuilder(MLAMetadataBuilder[TritonMLADecode]):
             lens,
             table,
             causal=common.causal is not False,
-            num_columns=self._planner.num_columns,
-            merged_at_once=self._planner.merged_at_once(grid, common.num_reqs),
+            merging=self._planner.merging(grid, common.num_reqs),
         )
         if self._is_capturing:
             self._captured[key] = (common.max_query_len, found)

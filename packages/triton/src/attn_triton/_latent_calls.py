@@ -15,7 +15,7 @@ from attn_shared.spec import LayerSpec
 from attn_triton._latent_cache import LatentCache, LatentCaches
 from attn_triton._latent_metadata import TritonMLADecode
 from attn_triton.latent_route import LatentRoute, latent_route
-from attn_triton.latent_tiles import COMBINE_COLUMNS, LatentWidths
+from attn_triton.latent_tiles import COMBINE_COLUMNS, COMBINE_ROWS, LatentWidths
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of, require_readable
 from attn_triton.tiles import Tile
@@ -35,7 +35,7 @@ class _Key(NamedTuple):
     page: int
     causal: bool
     route: LatentRoute
-    parts: int
+    parts_at_once: int
 
 
 class _Programs(NamedTuple):
@@ -93,7 +93,7 @@ class LatentCalls:
             cache.page,
             step.causal,
             route,
-            step.merged_at_once,
+            step.parts_at_once,
         )
         programs = self._programs.get(key)
         if programs is None:
@@ -106,7 +106,8 @@ class LatentCalls:
         programs.decode(step.decode.grid, tensors, numbers)
         if step.combine is not None:
             launch = step.combine
-            tensors = (output, lse, *launch.tensors, None)
+            sinks = (None,) if step.parts_at_once else ()
+            tensors = (output, lse, *launch.tensors, *sinks)
             programs.combine(launch.grid, tensors, (*launch.numbers, lse_stride))
 
     def _choose(
@@ -132,8 +133,6 @@ class LatentCalls:
         return route, tiles
 
     def _make(self, key: _Key) -> _Programs:
-        from attn_triton.kernels.combine import combine
-
         places = {
             "HQ": self._spec.num_heads,
             "O_TOKEN": key.output[0],
@@ -151,14 +150,19 @@ class LatentCalls:
             "PAGE": key.page,
             "CAUSAL": int(key.causal),
         }
+        decode = Launcher(_kernel_of(key.route), constants, num_warps=key.tile.num_warps)
+        return _Programs(AddressedLaunch(decode), AddressedLaunch(self._merger(key, places)))
+
+    def _merger(self, key: _Key, places: dict[str, int]) -> Launcher:
+        from attn_triton.kernels.combine import combine
+        from attn_triton.kernels.combine_rows import combine_rows
+
         padded = self._padded[0]
-        merged = {"HK": 1, "DV": self._widths[0], "DVP": padded, "PARTS": key.parts}
-        merged["BV"] = min(padded, COMBINE_COLUMNS)
-        decode = _kernel_of(key.route)
-        return _Programs(
-            AddressedLaunch(Launcher(decode, constants, num_warps=key.tile.num_warps)),
-            AddressedLaunch(Launcher(combine, places | merged, num_warps=1)),
-        )
+        common = places | {"DV": self._widths[0], "DVP": padded}
+        if not key.parts_at_once:
+            return Launcher(combine_rows, common | {"ROWS": COMBINE_ROWS}, num_warps=4)
+        columns = {"HK": 1, "BV": min(padded, COMBINE_COLUMNS), "PARTS": key.parts_at_once}
+        return Launcher(combine, common | columns, num_warps=1)
 
 
 def _kernel_of(route: LatentRoute) -> Any:

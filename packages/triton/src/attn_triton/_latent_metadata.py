@@ -9,7 +9,20 @@ from torch import Tensor
 from attn_triton._metadata import Launch
 from attn_triton._steps import DecodeGrid
 
-__all__ = ["TritonMLADecode"]
+__all__ = ["Merging", "TritonMLADecode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merging:
+    """How parts of requests are merged.
+
+    Attributes:
+        programs: of the merging kernel.
+        parts_at_once: that `combine` takes at once; 0: `combine_rows` takes them one by one.
+    """
+
+    programs: int
+    parts_at_once: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +37,7 @@ class TritonMLADecode:
         stats: float32 memory for their maxima and sums.
         decode: what the decode kernel is handed that is the same for all layers.
         combine: the same of the merging kernel; None: no request is cut.
-        merged_at_once: parts that one step of the merging kernel takes.
+        parts_at_once: as in `Merging`.
     """
 
     grid: DecodeGrid
@@ -34,7 +47,7 @@ class TritonMLADecode:
     stats: Tensor
     decode: Launch
     combine: Launch | None
-    merged_at_once: int
+    parts_at_once: int
 
     @classmethod
     def of(
@@ -46,8 +59,7 @@ class TritonMLADecode:
         table: Tensor,
         *,
         causal: bool,
-        num_columns: int,
-        merged_at_once: int,
+        merging: Merging,
     ) -> TritonMLADecode:
         """Return it for a batch.
 
@@ -58,8 +70,7 @@ class TritonMLADecode:
             lens: (B,) int32 keys.
             table: (B, M) int32, its last dimension dense.
             causal: of all rows.
-            num_columns: programs of the merging kernel for one row.
-            merged_at_once: parts that one step of it takes.
+            merging: how parts are merged.
         """
         plan, parts, stats = tensors
         count = len(lens)
@@ -67,8 +78,7 @@ class TritonMLADecode:
         places = (parts, stats) if grid.may_split else (None, None)
         combine = None
         if grid.may_split:
-            programs = count * grid.max_rows * num_columns
-            combine = Launch.of(programs, (parts, stats, plan, starts), sizes)
+            combine = Launch.of(merging.programs, (parts, stats, plan, starts), sizes)
         return cls(
             grid=grid,
             causal=causal,
@@ -81,7 +91,7 @@ class TritonMLADecode:
                 (*sizes, table.stride(0)),
             ),
             combine=combine,
-            merged_at_once=merged_at_once,
+            parts_at_once=merging.parts_at_once,
         )
 
     @property

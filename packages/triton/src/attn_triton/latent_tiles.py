@@ -14,6 +14,7 @@ from attn_triton.tiles import Tile, next_power_of_2
 
 __all__ = [
     "COMBINE_COLUMNS",
+    "COMBINE_ROWS",
     "LatentRow",
     "LatentWidths",
     "latent_row",
@@ -24,6 +25,9 @@ __all__ = [
 
 COMBINE_COLUMNS = 128
 """Columns of a row that one warp merges the parts of."""
+
+COMBINE_ROWS = 8
+"""Rows that one program of four warps merges the parts of, where there are many."""
 
 _LEAST = 16  # rows, keys and widths of the smallest product of tiles
 _UNKNOWN_SHARED_BYTES = 64 * 1024

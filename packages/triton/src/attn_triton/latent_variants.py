@@ -8,11 +8,11 @@ from typing import Any
 
 from attn_shared.arch import parse_arch
 from attn_triton.attention_variants import E4M3_OF, ELEMENT_BYTES
-from attn_triton.latent_tiles import LatentWidths, latent_row, latent_tile
+from attn_triton.latent_tiles import COMBINE_ROWS, LatentWidths, latent_row, latent_tile
 from attn_triton.tiles import Tile
 from attn_triton.variants import KernelVariant
 
-__all__ = ["hopper_variants", "mla_decode_variants"]
+__all__ = ["combine_rows_variants", "hopper_variants", "mla_decode_variants"]
 
 _INTEGERS = ("plan_ptr", "table_ptr", "lens_ptr", "query_starts")
 _FLOATS = ("scale", "cache_scale")
@@ -93,6 +93,29 @@ def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     for layer in (main, replace(main, name="hopper-fp16", element="fp16", cache="fp16")):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads)
         yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{_SHARED_LAYOUT}"))
+
+
+def combine_rows_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
+    """Yield how parts of many rows are merged, on every architecture alike."""
+    del arch
+    constants = {
+        "HQ": 128,
+        "DV": 512,
+        "DVP": 512,
+        "ROWS": COMBINE_ROWS,
+        "O_TOKEN": 128 * 512,
+        "O_HEAD": 512,
+    }
+    types = {**dict.fromkeys(_INTEGERS, "*i32"), "out_ptr": "*bf16", "lse_ptr": "constexpr"}
+    names = [name for name in kernel.arg_names if name not in constants]
+    yield KernelVariant(
+        name="combine-rows-bf16-d512",
+        kernel=kernel,
+        signature={
+            name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names
+        },
+        constants=constants,
+    )
 
 
 def _descriptors(layer: _Layer, tile: Tile, layout: str) -> dict[str, str]:
