@@ -179,7 +179,7 @@ def ipex(session: nox.Session) -> None:
     link_layers(session, tools_layer(session))
     wheels = built(session, *closure(IPEX_NEEDS))
     link_layers(session, ipex_layer(session))  # without the tools: transformers 5 is among them
-    session.install("--quiet", "--no-deps", *wheels)
+    session.install("--quiet", "--force-reinstall", "--no-deps", *wheels)
     session.run("python", "ci/record_ipex.py", *session.posargs, env=QUIET_WAIT)
 
 

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the suite; 1 if a case failed, or fewer passed than are kept."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--update", action="store_true", help="keep the results in docs")
-    parser.add_argument("--depth", default="quick", help="quick or full")
+    parser.add_argument("--depth", default="full", help="quick or full")
     options = parser.parse_args(arguments)
     verify = ("-m", "attn_cli", "verify", "IPEX", "--device", "cpu", "--json")
     command = [sys.executable, *verify, "--depth", options.depth]

@@ -212,6 +212,11 @@ def test_large_groups_of_heads_go_to_the_call_for_prefill(host: Recorder) -> Non
     assert (len(host.of(SINGLE)), len(host.of(PREFILL))) == (0, 1)
 
 
+def test_a_window_with_a_softcap_goes_to_the_call_for_prefill(host: Recorder) -> None:
+    assert (run(spec_of(window=(3, 0), softcap=20.0), [1], [5]) == 1.0).all()
+    assert (len(host.of(SINGLE)), len(host.of(PREFILL))) == (0, 1)
+
+
 def test_requests_without_a_row_go_to_the_call_for_prefill(host: Recorder) -> None:
     run(spec_of(), [1, 0], [5, 9])
     assert (len(host.of(SINGLE)), len(host.of(PREFILL))) == (0, 1)

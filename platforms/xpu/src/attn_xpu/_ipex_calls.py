@@ -70,7 +70,9 @@ class LayerCalls:
         left, right = (-1 if side is None else side for side in spec.window)
         self._sides = (left, right)
         self._softcap = -1.0 if spec.softcap is None else spec.softcap
-        self._has_single = self._is_cpu and spec.queries_per_kv <= _LARGEST_GROUP
+        is_both = left >= 0 and spec.softcap is not None  # a window and a softcap: it refuses that
+        is_roomy = spec.queries_per_kv <= _LARGEST_GROUP
+        self._has_single = self._is_cpu and is_roomy and not is_both
         heads = torch.arange(spec.num_kv_heads, dtype=torch.int32)
         self._head_mapping = heads.repeat_interleave(spec.queries_per_kv)
 

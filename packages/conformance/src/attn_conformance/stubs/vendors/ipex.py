@@ -116,6 +116,8 @@ def _single(arguments: Arguments) -> None:
     refuse_unless(arguments["scale"] > 0, "single", "the sign of the scale is not computed")
     _no_scales(arguments, "single")
     window = arguments["window_size"]
+    is_both = window > 0 and _softcap(arguments) is not None
+    refuse_unless(not is_both, "single", "!(window_size > 0 && use_softcap == true)")
     call = KernelCall(
         query=query,
         key=_tokens_first(arguments["key_cache"], True),
