@@ -138,7 +138,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         if self._reader is None:
             return key, value
         may_be_read = self._reads_fresh or prompts.kind.allows_fresh
-        is_whole = min(len(key), len(value)) >= metadata.num_actual_tokens
+        is_whole = min(key.shape[0], value.shape[0]) >= metadata.num_actual_tokens
         return (key, value) if may_be_read and is_whole else None
 
     def _keys(
