@@ -34,6 +34,7 @@ class _Prompts:
         causal: 0, 1, or 2 for by request.
         left: keys that a window leaves to the left.
         has_all: sinks, LSE and softcap.
+        is_few: one wave holds all programs.
         is_main: what a serving step usually runs.
     """
 
@@ -45,6 +46,7 @@ class _Prompts:
     causal: int = 1
     left: int = -1
     has_all: bool = False
+    is_few: bool = False
     is_main: bool = False
 
     @property
@@ -59,6 +61,7 @@ def _prompts() -> Iterator[_Prompts]:
     yield replace(main, name="bf16-d128-pages", context=Context.PAGES)
     yield replace(main, name="bf16-d128-rows", context=Context.ROWS)
     rest = replace(main, is_main=False)
+    yield replace(rest, name="bf16-d128-few", is_few=True)
     yield replace(rest, name="bf16-d128-stored", context=Context.PAGES, fresh=Fresh.NONE)
     yield replace(rest, name="bf16-d64", size=64)
     yield replace(rest, name="bf16-d256", size=256)
@@ -83,7 +86,7 @@ def prompt_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     without those, over the step's own.
     """
     for prompts in _prompts():
-        tile = prompt_tile(parse_arch(arch), prompts.widths)
+        tile = prompt_tile(parse_arch(arch), prompts.widths, is_few=prompts.is_few)
         if tile is not None:
             yield variant_of(
                 kernel, replace(prompts, is_main=prompts.is_main and arch != "sm_90"), tile
