@@ -219,7 +219,7 @@ def _products(query: Tensor, key: Tensor, arithmetic: Arithmetic) -> Tensor:
     """
     is_half = arithmetic.operand in _HALVES and arithmetic.accumulate is torch.float32
     has_products = query.device.type == "cuda" and torch.version.hip is None
-    if not (arithmetic.by_device and is_half and has_products):
+    if not (arithmetic.by_device and is_half and has_products and len(key)):
         return query @ key.T
     rows = query.to(arithmetic.operand).flatten(0, 1)
     count = len(rows)
