@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from attn_shared.arch import Arch
 from attn_shared.capability import Capability, DeviceLimit, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, dtype_name
@@ -22,7 +23,14 @@ from attn_triton._visibility import visibility_of
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of
 from attn_triton.paged import load_triton
-from attn_triton.tiles import Widths, least_shared_bytes, next_power_of_2, prefill_tile
+from attn_triton.tiles import (
+    Tile,
+    Widths,
+    least_shared_bytes,
+    next_power_of_2,
+    prefill_tile,
+    shared_bytes,
+)
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -73,6 +81,15 @@ _CAPABILITY = prefill_capability(
 )
 
 
+def _tile(arch: Arch, widths: Widths) -> Tile:
+    """Return the shape for prompts, held to few registers only where two programs share a unit."""
+    tile = prefill_tile(arch, widths)
+    limit = arch.shared_memory_bytes
+    if limit is not None and 2 * shared_bytes(tile, widths) > limit:
+        return replace(tile, max_registers=None)
+    return tile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Blocks:
     """Blocks of query rows of one part.
@@ -98,7 +115,7 @@ class TritonPrefill(MLAPrefill):
         """Keep what every step needs."""
         super().__init__(spec, config, device)
         self._widths = _widths(spec.mla or MLADims(), spec.dtype)
-        self._tile = prefill_tile(machine_of(device).arch, self._widths)
+        self._tile = _tile(machine_of(device).arch, self._widths)
         self._programs: dict[tuple[object, ...], AddressedLaunch] = {}
 
     @classmethod
