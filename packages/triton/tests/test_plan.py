@@ -59,6 +59,8 @@ def test_short_requests_share_a_slot(device: torch.device) -> None:
     items, first, _ = planned(device, [1, 1, 1], [16, 16, 96], slots=3)
     assert items == [[2, 0, 48, 2], [2, 48, 96, 2], [0, 0, 16, 1], [1, 0, 16, 1]]
     assert first == [2, 3, 0, 4]
+    items, _, _ = planned(device, [1, 1, 1], [16, 16, 96], slots=3, max_items=3)
+    assert [item[3] for item in items] == [1, 1, 1]  # no record is left for a second part
 
 
 def test_nothing_is_cut_without_slots(device: torch.device) -> None:

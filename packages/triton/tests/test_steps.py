@@ -53,7 +53,7 @@ def decodes(count: int, tokens: int = 1) -> Composition:
 def test_a_wave_on_132_units(count: int, stages: int, slots: int) -> None:
     grid = planner().decode_grid(decodes(count), max_seq_len=4096)
     assert (grid.tile.stages, grid.slots, grid.may_split) == (stages, slots, slots > 0)
-    assert grid.max_items == count + slots
+    assert grid.max_items == max(slots, count) + slots // 4
 
 
 def test_a_sequence_of_one_tile_is_not_cut() -> None:
@@ -72,7 +72,7 @@ def test_rows_of_several_tokens_and_of_many_heads() -> None:
 def test_parts_take_room_for_rows_that_exist() -> None:
     plan = planner()
     grid = plan.decode_grid(decodes(1), max_seq_len=4096)
-    assert plan.part_floats(grid) == (34 * 8 * 4 * 128, 34 * 8 * 4 * 2)
+    assert plan.part_floats(grid) == (41 * 8 * 4 * 128, 41 * 8 * 4 * 2)
     assert plan.part_floats(plan.decode_grid(decodes(100), max_seq_len=4096)) == (0, 0)
 
 

@@ -38,19 +38,20 @@ def _quarters(tiles, size):
 
 
 @triton.jit
-def _parts_in_wave(tiles, decodes, slots):
+def _parts_in_wave(tiles, decodes, slots, max_items):
     """Cut so that all items run in one wave: return parts and the tiles of each, the same for all.
 
     The smallest part, in tiles, of which there are at most `slots` in all; where there are more
     requests than slots nothing is cut. Short requests, and what is left of long ones, share a
-    slot: the next one starts where one ends.
+    slot, where the next one starts when one ends, as long as there are records for them.
     """
     low = 1
     high = tl.maximum(tl.max(tl.where(decodes, tiles, 1), 0), 1)
     while low < high:
         middle = (low + high) // 2
         taken = tl.sum(tl.where(decodes, _quarters(tiles, middle), 0), 0)
-        fits = taken <= 4 * slots
+        items = tl.sum(tl.where(decodes, tl.maximum((tiles + middle - 1) // middle, 1), 0), 0)
+        fits = (taken <= 4 * slots) & (items <= max_items)
         high = tl.where(fits, middle, high)
         low = tl.where(fits, low, middle + 1)
     return tl.maximum((tiles + low - 1) // low, 1), tiles * 0 + low
@@ -116,7 +117,7 @@ def plan_step(
         if MAX_PARTS > 0:
             parts, size = _parts_of_its_own(tiles, MAX_PARTS, LEAST)
         else:
-            parts, size = _parts_in_wave(tiles, decodes, slots)
+            parts, size = _parts_in_wave(tiles, decodes, slots, max_items)
         parts = tl.where(decodes, parts, 0)
         # Items that take long come first, so that short ones fill what is left of the wave.
         early = tl.where(2 * tiles > size, parts, 0)
