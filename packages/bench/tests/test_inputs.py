@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_bench_testing import CPU, workload
 
-from attn_bench.inputs import block_table_of, make_step, stored_keys_of
+from attn_bench.inputs import block_table_of, make_step, new_keys_of, stored_keys_of
 from attn_bench.workloads import Workload
 from attn_shared.kv_cache import AttentionSpec, FullAttentionSpec
 from attn_shared.quantization import dequantize_int8_per_token_head
@@ -80,3 +80,21 @@ def test_quantised_caches_hold_numbers_of_ordinary_size(kv_cache_dtype: str) -> 
         value = dequantize_int8_per_token_head(keys.value, keys.value_scale)
     assert value.isfinite().all()
     assert 0.9 < float(value.std()) < 1.1
+
+
+def test_the_steps_keys_are_what_the_cache_holds_of_them() -> None:
+    batch = workload((1, 3), (5, 9))
+    step = make_step(batch, spec_of(batch, torch.float32), CPU, 1)
+    key, value = new_keys_of(step, step.layers[0])
+    assert key is not None
+    assert value is not None
+    stored = [stored_keys_of(step, step.layers[0], i, n) for i, n in enumerate((5, 9))]
+    assert torch.equal(key, torch.cat([stored[0].key[4:], stored[1].key[6:]]))
+    assert torch.equal(value, torch.cat([stored[0].value[4:], stored[1].value[6:]]))
+
+
+def test_a_quantised_cache_does_not_tell_the_steps_keys() -> None:
+    batch = workload((2,), (5,))
+    spec = spec_of(batch, torch.float8_e4m3fn, "fp8")
+    step = make_step(batch, spec, CPU, 1)
+    assert new_keys_of(step, step.layers[0]) == (None, None)

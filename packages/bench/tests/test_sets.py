@@ -103,3 +103,11 @@ def test_the_shapes_that_the_cpu_targets_are_stated_for() -> None:
     assert {str(workload.heads) for workload in shapes if workload.kv_cache_dtype == "auto"} == {
         *("32/8x96", "32/8x192", "32/8x256", "8/8x128", "32/4x128")
     }
+
+
+def test_mixed_batches_and_prompts_that_the_gpu_targets_are_stated_for() -> None:
+    first = SETS["h200-mixed"][0]
+    assert first.lengths == ((1, 4096),) * 64 + ((2048, 2048),)
+    ragged = SETS["h200-prompts"][0]
+    assert (ragged.batch, min(ragged.query_lens), max(ragged.query_lens)) == (16, 40, 4000)
+    assert all(w.query_lens == w.seq_lens for w in SETS["h200-prompts"] if w.block_size == 16)
