@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_triton._steps import plan_ints
 from attn_triton.kernels.combine import combine
 from attn_triton.kernels.describing import described
 from attn_triton.kernels.mla_decode import mla_decode
-from attn_triton.kernels.plan import HEADER, plan_step
+from attn_triton.kernels.plan import plan_step
 from attn_triton.latent_tiles import COMBINE_COLUMNS
 from attn_triton.launch import Launcher
 from attn_triton.tiles import Tile, next_power_of_2
@@ -122,12 +123,10 @@ class Runner:
         self.max_rows = max(batch.query_lens) * heads
         blocks = -(-self.max_rows // tile.rows)
         slots = 0 if max_parts else max(1, units * tile.programs_per_unit // blocks)
-        self.max_items = max_parts * count if max_parts else max(slots, count)
+        self.max_items = max_parts * count if max_parts else slots + count
         self.grid = (self.max_items * blocks, 1, 1)
         self.combine_grid = (count * self.max_rows * -(-padded[0] // COMBINE_COLUMNS), 1, 1)
-        self.plan = torch.zeros(
-            HEADER + 4 * self.max_items + 2 * (count + 1), dtype=torch.int32, device=device
-        )
+        self.plan = torch.zeros(plan_ints(self.max_items, count), dtype=torch.int32, device=device)
         rows = self.max_items * self.max_rows
         self.parts = torch.full((rows, latent), float("nan"), device=device)
         self.stats = torch.full((rows, 2), float("nan"), device=device)

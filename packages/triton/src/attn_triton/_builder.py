@@ -30,6 +30,7 @@ from attn_triton._steps import (
     Planner,
     Shape,
     composition_of,
+    plan_ints,
     query_lens,
     shape_of,
 )
@@ -40,7 +41,6 @@ from attn_triton.tiles import next_power_of_2
 
 __all__ = ["TritonAttentionMetadataBuilder", "planning"]
 
-_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 _UNBOUNDED = 2**31 - 1
 
 
@@ -336,7 +336,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
 
     def _empty_plans(self, num_reqs: int, decode: DecodeGrid | None) -> dict[Visibility, Tensor]:
         records = 0 if decode is None else decode.max_items
-        size = _HEADER + 4 * records + 3 * (num_reqs + 1)
+        size = plan_ints(records, num_reqs)
         return {
             visibility: torch.empty(size, dtype=torch.int32, device=self.device)
             for visibility in self._distinct

@@ -20,7 +20,7 @@ from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton._builder import planning
 from attn_triton._latent_capability import MLA_CAPABILITY, MLA_NAME
 from attn_triton._latent_metadata import Merging, TritonMLADecode
-from attn_triton._steps import MAX_PARTS, Composition, DecodeGrid, Planner, query_lens
+from attn_triton._steps import MAX_PARTS, Composition, DecodeGrid, Planner, plan_ints, query_lens
 from attn_triton._visibility import visibility_of
 from attn_triton.latent_tiles import COMBINE_COLUMNS, COMBINE_ROWS, LatentWidths, latent_tile
 from attn_triton.machine import Machine, machine_of
@@ -28,7 +28,6 @@ from attn_triton.tiles import COMBINE_PARTS, Tile, next_power_of_2
 
 __all__ = ["LatentPlanner", "TritonMLAMetadataBuilder"]
 
-_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 _UNBOUNDED = 2**31 - 1
 _MANY_ROWS = 1024  # of four programs each; 16,384 programs take 10 us to start
 
@@ -185,7 +184,7 @@ class TritonMLAMetadataBuilder(MLAMetadataBuilder[TritonMLADecode]):
 
     def _memory(self, grid: DecodeGrid, num_reqs: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return a plan and memory for parts: a captured graph's own, or what other steps share."""
-        size = _HEADER + 4 * grid.max_items + 2 * (num_reqs + 1)
+        size = plan_ints(grid.max_items, num_reqs)
         plan = torch.empty(size, dtype=torch.int32, device=self.device)
         values, stats = self._planner.part_floats(grid)
         if self._is_capturing:

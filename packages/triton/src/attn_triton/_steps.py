@@ -25,6 +25,7 @@ __all__ = [
     "composition_of",
     "is_ragged",
     "is_split",
+    "plan_ints",
     "query_lens",
     "shape_of",
 ]
@@ -36,6 +37,7 @@ MAX_PARTS = 8
 """In batch-invariant mode: into how many parts a request is cut at most."""
 
 _MOST_PROGRAMS_PER_UNIT = 4
+_PLAN_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 
 _RAGGED = 2  # longest over mean; 15 x 500 + 60000 tokens on an H200: 73 us with it, 88 without
 
@@ -235,6 +237,16 @@ def composition_of(
         decode_tokens=max(short, default=0),
         num_blocks=sum(-(-length * group // rows) for length in lens if length > most),
     )
+
+
+def plan_ints(records: int, num_reqs: int) -> int:
+    """Return the int32 of a plan, as `kernels.plan` lays it out.
+
+    Args:
+        records: items that it has room for.
+        num_reqs: requests.
+    """
+    return _PLAN_HEADER + 4 * records + 3 * (num_reqs + 1)
 
 
 def query_lens(common: CommonAttentionMetadata) -> list[int]:

@@ -46,7 +46,7 @@ def combine_rows(
     b = tl.program_id(0) // blocks
     starts_at = plan_ptr + _HEADER + 4 * max_items
     item = tl.load(starts_at + b)
-    parts = tl.load(starts_at + b + 1) - item
+    parts = tl.load(starts_at + 2 * (num_reqs + 1) + b)
     if parts <= 1:
         return
     q0 = tl.load(query_starts + b)

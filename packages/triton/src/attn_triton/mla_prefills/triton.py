@@ -19,6 +19,7 @@ from attn_shared.mla_prefill import MLAPrefill, prefill_capability
 from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton._builder import planning
+from attn_triton._steps import plan_ints
 from attn_triton._visibility import visibility_of
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TritonPrefill"]
 
-_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
 _LOG2E = math.log2(math.e)
 _UNUSED_TILE = 64  # of the decode kernel, of whose items there are none
 
@@ -136,7 +136,8 @@ class TritonPrefill(MLAPrefill):
         """Have the device compute where each request's blocks begin."""
         starts: list[int] = part.query_start_loc_cpu.tolist()
         rows, num_reqs = self._tile.rows, len(starts) - 1
-        plan = torch.empty(_HEADER + 2 * (num_reqs + 1), dtype=torch.int32, device=self.device)
+        size = plan_ints(0, num_reqs)
+        plan = torch.empty(size, dtype=torch.int32, device=self.device)
         block = next_power_of_2(max(num_reqs, self.config.max_num_seqs, 16))
         launch = planning(visibility_of(self.spec), True, _UNUSED_TILE, 0, 1, block)
         tensors = (plan, part.query_start_loc, part.key_start_loc)
