@@ -8,11 +8,13 @@ import torch
 from attn_bench.agreement import WrongResultError, check_agreement
 from attn_bench.contenders import BackendContender
 from attn_bench.counting import count
+from attn_bench.graphs import rotation
 from attn_bench.peers import contender_named
 from attn_bench.sets import SETS
 from attn_bench.vendor_peers import VendorContender, VendorPeer
 from attn_bench.workloads import Heads, Workload, WorkloadPhase
 from attn_shared.errors import InvalidInputError, NoBackendError, UnsupportedOptionError
+from attn_shared.registry import DEFAULT_REGISTRY
 from attn_shared.request import MLADims
 
 CPU = torch.device("cpu")
@@ -150,3 +152,21 @@ def test_reading_alone_is_a_peer_of_everything() -> None:
     for workload in (decode(9), prefill(9)):
         prepared = contender_named("torch.read").prepare(workload, CPU, 1, is_captured=False)
         assert not prepared.is_attention
+
+
+def test_every_call_of_a_graph_is_a_layer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that the first layer's call makes is made once for all of them, as in a model."""
+    found = BackendContender("TORCH_MLA").prepare(decode(9, 5), CPU, 3, is_captured=False)
+    seen: list[int] = []
+    impl = DEFAULT_REGISTRY.load("TORCH_MLA").get_impl_cls()
+    plain = impl.forward_mqa
+
+    def record(self: object, *arguments: object, **options: object) -> torch.Tensor:
+        seen.append(id(self))
+        result: torch.Tensor = plain(self, *arguments, **options)
+        return result
+
+    monkeypatch.setattr(impl, "forward_mqa", record)
+    for index in rotation(3):
+        found.copies[index].call()
+    assert len(seen) == len(set(seen)) == 24

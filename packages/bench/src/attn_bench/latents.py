@@ -7,13 +7,16 @@ products of the model, the same for every backend, and are not timed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attn_bench.contenders import Copy, Prepared, empty_lse, libraries_of
+from attn_bench.graphs import rotation
 from attn_bench.inputs import LayerTensors, Step, make_step, stored_keys_of
 from attn_bench.workloads import Workload
 from attn_shared.backend import MLAAttentionImpl
@@ -94,14 +97,15 @@ def _decodes(
             f"{workload.num_tokens} rows of {workload.shape}, and would prefill the others."
         )
     chosen = attn.selection.chosen or name
-    # A schedule that a first layer's call makes is the others' too: layers are told apart by these.
-    more = len(step.layers) - 1
-    impls = (attn.impl, *(type(attn.impl)(attn.spec) for _ in range(more)))
+    # What a first layer's call makes for all of a step, such as a schedule, is made once in a model
+    # of many layers: every call of a graph is a layer of its own.
+    num_layers = len(rotation(len(step.layers)))
+    layers = [type(attn.impl)(attn.spec) for _ in range(num_layers)]
     return Prepared(
         name=chosen,
         copies=tuple(
-            _decode_copy(attn, impl, step, each, metadata, workload)
-            for impl, each in zip(impls, step.layers, strict=True)
+            _decode_copy(attn, layers[index :: len(step.layers)], step, each, metadata, workload)
+            for index, each in enumerate(step.layers)
         ),
         block_size=attn.kv_cache_spec.block_size,
         graph_level=attn.builder.get_cudagraph_support(attn.config, attn.kv_cache_spec),
@@ -113,7 +117,7 @@ def _decodes(
 
 def _decode_copy(
     attn: MLAAttention,
-    impl: MLAAttentionImpl[Any],
+    layers: Sequence[MLAAttentionImpl[Any]],
     step: Step,
     layer: LayerTensors,
     metadata: Any,
@@ -121,8 +125,10 @@ def _decode_copy(
 ) -> Copy:
     output = None if workload.own_output else layer.output
     lse = empty_lse(layer.query) if workload.returns_lse else None
+    turns = cycle(layers)
 
     def call() -> Tensor:
+        impl = next(turns)
         return impl.forward_mqa(attn, layer.query, layer.kv_cache, metadata, output, lse=lse)
 
     return Copy(
