@@ -14,7 +14,12 @@ from attn_cli.matrix.survey import AskedDevice, Matrix, own_backends, survey
 from attn_shared.capability import Capability, DeviceLimit
 from attn_shared.choice import select
 from attn_shared.device import PRESETS, DeviceFacts, Vendor
-from attn_shared.errors import BackendRejectedError, InvalidRequestError, PlatformMissingError
+from attn_shared.errors import (
+    BackendRejectedError,
+    InvalidRequestError,
+    PlatformMissingError,
+    VendorMissingError,
+)
 from attn_shared.known_backends import KNOWN_BACKENDS
 from attn_shared.registry import DEFAULT_REGISTRY
 from attn_shared.selection import Policy, Selection
@@ -57,7 +62,7 @@ def _selected(backend: str, device: DeviceFacts, plain: object, way: object) -> 
     inventory, policy = SELECTOR.inventory(device), Policy(backend=backend)
     try:
         selection = select(request, device, inventory, policy, registry=SELECTOR.registry)
-    except BackendRejectedError as error:
+    except (BackendRejectedError, VendorMissingError) as error:
         return _verdict(error.selection, backend)
     return _verdict(selection, backend)
 

@@ -107,6 +107,7 @@ def test_every_flag_either_goes_with_a_model_or_is_the_models() -> None:
     known = {name for flags, _, _ in PASSED_ON for name in flags}
     known |= {name for flags in OF_THE_MODEL for name in flags}
     known |= {"device", "model", "backend", "max_model_len", "from_name", "untuned"}
+    known |= {"prefer", "avoid"}
     assert {field.name for field in dataclasses.fields(RequestFlags)} <= known
 
 
