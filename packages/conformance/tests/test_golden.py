@@ -59,6 +59,7 @@ _CAUSAL = {"mla_non_causal"}
     ("backend", "unpromised"),
     [
         ("TORCH_MLA", _UNCAPTURED),
+        ("TRITON_MLA", set()),
         ("CPU_MLA", _UNCAPTURED | {"mla_no_synchronisation"}),
         ("FLASHMLA", _CAUSAL | {"mla_invariance", "mla_fp8"}),
         ("FLASH_ATTN_MLA", _CAUSAL | {"mla_fp8"}),

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from attn_triton._steps import plan_ints
 from attn_triton.kernels.plan import HEADER, plan_step
 from attn_triton.launch import Launcher
 
@@ -38,6 +39,19 @@ def planned(
     rest = found[HEADER + 4 * max_items :]
     assert found[1] == rest[2 * count + 1]
     return items, rest[: count + 1], rest[count + 1 : 2 * count + 2]
+
+
+def test_a_plan_has_the_room_that_builders_give_it(device: torch.device) -> None:
+    """What lies behind it stays as it was."""
+    size = plan_ints(12, 3)
+    plan = torch.full((size + 8,), -7, dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 1, 3, 4], dtype=torch.int32, device=device)
+    lens = torch.tensor([40, 13, 3], dtype=torch.int32, device=device)
+    constants = {"LEFT": -1, "CHUNK": 0, "DENSE": False, "TILE": 8, "MAX_PARTS": 0, "LEAST": 2}
+    launcher = Launcher(plan_step, {**constants, "BLOCK_B": 16})
+    launcher((1, 1, 1), plan, starts, lens, 3, 12, 6, 4, 3, 16)
+    assert plan[size:].tolist() == [-7] * 8
+    assert plan[size - 2].item() == 1  # parts of the last request
 
 
 def test_one_wave_is_filled(device: torch.device) -> None:

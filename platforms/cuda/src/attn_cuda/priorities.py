@@ -180,6 +180,14 @@ MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
     ),
     Rank(
         name="TRITON",
+        priority=PriorityBand.PORTABLE - 10,
+        families=_HOPPER,
+        provenance="measured on an H200 (torch 2.11, Triton 3.6, bfloat16, heads of 192 and 128; "
+        "docs/triton-mla.md): 1.2 to 2.4 times TORCH_SDPA's time without the LSE, 2.3 to 2.9 times "
+        "FLASH_ATTN's",
+    ),
+    Rank(
+        name="TRITON",
         priority=PriorityBand.PERFORMANT - 50,
         provenance="not measured on this hardware; before torch alone because its kernel takes two "
         "head sizes and gives the LSE, and behind the vendors' own",
