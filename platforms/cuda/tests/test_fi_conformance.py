@@ -58,31 +58,16 @@ def test_each_release_keeps_the_contract(
     }
 
 
-TRTLLM = ("causal", "extend", "window", "order", "drafts", "padded_requests", "queryless_requests")
-TRTLLM_STEPS = (
-    "layouts",
-    "fp8_scales",
-    "capture_pointers",
-    "replay",
-    "non_causal",
-    "metadata_reused",
-)
-TRTLLM_GATES = ("construction", "unsupported_option", "block_sizes", "groups", "gqa", "empty_batch")
-
-
 @pytest.mark.parametrize(
-    ("release", "device", "more"),
-    [("0.6.13", H200, ()), ("0.7.4", B200, ("sinks", "lse", "merged_halves"))],
+    ("release", "device", "least"),
+    [("0.6.13", H200, 280), ("0.7.4", B200, 320)],
     ids=["hopper", "blackwell"],
 )
-def test_trtllm_keeps_the_contract(
-    release: str, device: DeviceFacts, more: tuple[str, ...]
-) -> None:
-    rules = (*TRTLLM, *TRTLLM_STEPS, *TRTLLM_GATES, *more)
+def test_trtllm_keeps_the_contract(release: str, device: DeviceFacts, least: int) -> None:
     with fi_stubbed(release, device, FlashInferTrtllmBackend) as (recorder, subject):
-        failed, passed = failed_of(subject, rules)
+        failed, passed = failed_of(subject, ())
     assert failed == {}
-    assert passed > 60
+    assert passed > least
     direct = [call for call in recorder.calls if call.function.startswith("trtllm")]
     assert all(not call.positional for call in direct)
     called = {call.function for call in direct}

@@ -72,6 +72,7 @@ class DirectPart:
         max_seq_len: host bound.
         queries_per_request: rows of each request in a decode; 0 for a prefill.
         max_query_len: host bound of a prefill.
+        causal: bottom-right aligned, of a prefill.
         query_start_loc: (B + 1,) int32 on the device, of a prefill.
         key_start_loc: (B + 1,) int32 on the device, of a prefill.
         keyless: rows without keys, or None where there are none.
@@ -87,6 +88,7 @@ class DirectPart:
     max_seq_len: int
     queries_per_request: int
     max_query_len: int = 1
+    causal: bool = True
     query_start_loc: Tensor | None = None
     key_start_loc: Tensor | None = None
     keyless: Keyless | None = None
@@ -139,4 +141,5 @@ class DirectPart:
             batch_size=len(self.seq_lens),
             cum_seq_lens_q=self.query_start_loc,
             cum_seq_lens_kv=self.key_start_loc,
+            causal=self.causal,
         )

@@ -325,7 +325,21 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         return self._paged(rows, "fa3")
 
     def _cascade(self, length: int, rows: Rows) -> Part:
-        """Cut a batch into the prefix, one request of all rows, and what follows it."""
+        """Return the step over a prefix that all requests share."""
+        prefix, suffix = self._levels(length, rows)
+        return CascadePart(
+            lease=self._planned_levels(prefix, suffix),
+            num_tokens=rows.num_tokens,
+            apart=cache(partial(self._levels_apart, prefix, suffix)),
+            merge=self._portable.merge,
+        )
+
+    def _levels(self, length: int, rows: Rows) -> tuple[Rows, Rows]:
+        """Cut a batch into the prefix, one request of all rows, and what follows it.
+
+        Raises:
+            UnsupportedOptionError: keys of the prefix may be hidden by a window.
+        """
         if self._key.window_left >= 0:
             raise UnsupportedOptionError(
                 f"common_prefix_len={length} with a window of {self._key.window_left + 1}; "
@@ -353,12 +367,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             max_query_len=rows.max_query_len,
             causal=True,
         )
-        return CascadePart(
-            lease=self._planned_levels(prefix, suffix),
-            num_tokens=rows.num_tokens,
-            apart=cache(partial(self._levels_apart, prefix, suffix)),
-            merge=self._portable.merge,
-        )
+        return prefix, suffix
 
     def _levels_apart(
         self, prefix: Rows, suffix: Rows, has_lse: bool

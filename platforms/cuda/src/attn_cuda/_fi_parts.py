@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -124,45 +124,38 @@ class CascadePart:
     """All rows over a shared prefix, and each over what follows it.
 
     Attributes:
-        lease: the wrapper of two levels, planned.
+        lease: the wrapper of two levels, planned; None for kernels that have none.
         num_tokens: rows.
         apart: makes the two levels as parts of their own, where the LSE (True) or scales are asked
             for, which the wrapper of two levels does not give.
         merge: as `attn_shared.merge.merge_attn_states`.
     """
 
-    lease: Lease
+    lease: Lease | None
     num_tokens: int
-    apart: Callable[[bool], tuple[PlannedPart, PlannedPart]]
+    apart: Callable[[bool], tuple[Part, Part]]
     merge: Callable[..., tuple[Tensor, Tensor]]
 
     def run(self, call: Call) -> None:
         """Run the levels and merge them."""
         output = rows_of(call.output, 0, self.num_tokens)
-        if call.lse is None and call.k_scale == call.v_scale == 1.0:
+        is_plain = call.lse is None and call.k_scale == call.v_scale == 1.0
+        if self.lease is not None and is_plain:
             query = rows_of(call.query, 0, self.num_tokens)
             wrapper = self.lease.planner.wrapper
             output.copy_(wrapper.run(q=query, paged_kv_cache=call.cache))
             return
-        sides = [self._side(part, call, output) for part in self.apart(call.lse is not None)]
-        merged, lse = self.merge(*sides[0], *sides[1])
+        prefix, suffix = self.apart(call.lse is not None)
+        first = self._side(prefix, call, output, None)  # sinks are counted once, in the other
+        merged, lse = self.merge(*first, *self._side(suffix, call, output, call.sinks))
         output.copy_(merged)
         if call.lse is not None:
             call.lse[:, : self.num_tokens].copy_(lse)
 
-    def _side(self, part: PlannedPart, call: Call, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _side(
+        self, part: Part, call: Call, like: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         output = torch.empty_like(like)
         lse = output.new_empty((output.shape[1], output.shape[0]), dtype=torch.float32)
-        part.run(
-            Call(
-                query=call.query,
-                cache=call.cache,
-                output=output,
-                lse=lse,
-                fresh=None,
-                k_scale=call.k_scale,
-                v_scale=call.v_scale,
-                sinks=None,
-            )
-        )
+        part.run(replace(call, output=output, lse=lse, fresh=None, sinks=sinks))
         return output, lse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,15 +12,15 @@ from torch import Tensor
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_direct import DirectPart, Keyless
 from attn_cuda._fi_metadata import FlashInferMetadataBuilder
-from attn_cuda._fi_parts import Part
+from attn_cuda._fi_parts import CascadePart, Part
 from attn_cuda._fi_rows import Rows, cut, keyless_rows
 from attn_cuda._fi_trtllm import DECODE, PREFILL, TrtllmCase, kernels_of, use_trtllm
 from attn_cuda._fi_trtllm_capability import NAME_TRTLLM, capability_trtllm
 from attn_cuda._vendor import flashinfer
 from attn_shared.backend import AttentionCGSupport
 from attn_shared.capability import Capability
-from attn_shared.errors import MetadataError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, NVFP4AttentionSpec
+from attn_shared.errors import MetadataError
+from attn_shared.kv_cache import AttentionSpec, KVCacheSpec
 from attn_shared.spec import BuildConfig, LayerSpec
 
 __all__ = ["FlashInferTrtllmMetadataBuilder"]
@@ -132,13 +133,15 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
     def _prefill(self, rows: Rows) -> Part:
         if self._prefill_kernels is None or not rows.causal:
             return super()._prefill(rows)
-        rows = _with_rows(rows)
-        key_kept = torch.zeros(len(rows.seq_lens) + 1, dtype=torch.int32)
-        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_kept[1:])
+        return self._context(_with_rows(rows), self._prefill_kernels)
+
+    def _context(self, rows: Rows, kernels: str) -> DirectPart:
+        key_starts = torch.zeros(len(rows.seq_lens) + 1, dtype=torch.int32)
+        torch.cumsum(rows.seq_lens, 0, dtype=torch.int32, out=key_starts[1:])
         device = rows.block_table.device
         return DirectPart(
             key=self._key,
-            kernels=self._prefill_kernels,
+            kernels=kernels,
             kernel=flashinfer.trtllm_call("context"),
             first=rows.first,
             last=rows.last,
@@ -147,24 +150,29 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
             max_seq_len=max(1, int(rows.seq_lens.max())),
             queries_per_request=0,
             max_query_len=rows.max_query_len,
+            causal=rows.causal,
             query_start_loc=rows.query_start_loc.to(device, non_blocking=True),
-            key_start_loc=key_kept.to(device, non_blocking=True),
+            key_start_loc=key_starts.to(device, non_blocking=True),
             keyless=_keyless(rows),
         )
 
     def _cascade(self, length: int, rows: Rows) -> Part:
-        """Cascade by FLASHINFER's own wrapper, which has neither sinks nor 4 bits.
-
-        Raises:
-            UnsupportedOptionError: a layer has them.
-        """
-        is_nvfp4 = isinstance(self.kv_cache_spec, NVFP4AttentionSpec)
-        if is_nvfp4 or any(layer.has_sinks for layer in self._distinct):
-            raise UnsupportedOptionError(
-                f"common_prefix_len={length} with {'nvfp4' if is_nvfp4 else 'sinks'}; allowed: 0.",
-                hint="ask use_cascade_attention first.",
-            )
-        return super()._cascade(length, rows)
+        """Attend to prefix and rest by the context call, which returns an LSE to merge by."""
+        kernels = self._prefill_kernels
+        if kernels is None:
+            return super()._cascade(length, rows)
+        prefix, suffix = self._levels(length, rows)
+        of_prefix = torch.full_like(rows.device_lens[:1], length)
+        parts = (
+            self._context(replace(prefix, device_lens=of_prefix), kernels),
+            self._context(replace(suffix, device_lens=rows.device_lens - length), kernels),
+        )
+        return CascadePart(
+            lease=None,
+            num_tokens=rows.num_tokens,
+            apart=lambda _has_lse: parts,
+            merge=self._portable.merge,
+        )
 
 
 def _keyless(rows: Rows) -> Keyless | None:
