@@ -18,6 +18,7 @@ Test = Callable[[Difference], bool]
 
 def mla_rules() -> Iterator[Rule]:
     """The rules, the special ones before the general."""
+    yield from _order()
     yield from _devices()
     yield from _kernels()
     yield from _blocks()
@@ -30,6 +31,16 @@ def _rule(name: str, explains: Test, *, reason: str, evidence: str) -> Rule:
 def _major(d: Difference) -> int:
     """The major of an NVIDIA architecture; 0 elsewhere."""
     return int(d.row["arch"].split(".")[0]) if d.row["platform"] == "cuda" else 0
+
+
+def _order() -> Iterator[Rule]:
+    yield _rule(
+        "many heads are decoded by FLASHMLA on Hopper",
+        lambda d: d.subject == "order" and (d.here, d.there) == ("FLASHMLA", "FLASH_ATTN_MLA"),
+        reason="From 64 heads on they fill its tiles: with 128 it takes 0.81 to 0.91 of "
+        "FLASH_ATTN_MLA's time in batches.",
+        evidence="docs/benchmarks/h200-mla.json",
+    )
 
 
 def _devices() -> Iterator[Rule]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import in_pages, kernel_table, with_safe_rows
@@ -19,6 +21,24 @@ def test_blocks_become_pages_without_a_copy() -> None:
     assert in_pages(cache, 6) is cache
     table = kernel_table(torch.tensor([[1, 0]], dtype=torch.int32), 3)
     assert torch.equal(pages[table[0].long()].flatten(0, 1), cache[[1, 0]].flatten(0, 1))
+
+
+class NothingReadByTheHost(TorchDispatchMode):
+    """Refuses what makes the host wait for a number of the device's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lens", [[0, 3, 0], [2, 1, 5], [0, 0, 0]])
+def test_safe_rows_are_found_without_a_wait(lens: list[int]) -> None:
+    table = torch.tensor([[7, 7], [4, 5], [9, 9]], dtype=torch.int32)
+    with NothingReadByTheHost():
+        safe = with_safe_rows(table, torch.tensor(lens, dtype=torch.int32))
+    page = next((int(row[0]) for row, length in zip(table, lens, strict=True) if length), 0)
+    for row, given, length in zip(safe, table, lens, strict=True):
+        assert row.tolist() == (given.tolist() if length else [page, page])
 
 
 def test_padded_blocks_are_not_cut() -> None:

@@ -90,6 +90,8 @@ def with_safe_rows(block_table: Tensor, seq_lens: Tensor) -> Tensor:
         seq_lens: (B,) int32.
     """
     keyless = seq_lens < 1
-    donor = block_table[(~keyless).to(torch.uint8).argmax()]
-    page = torch.where(keyless.all(), torch.zeros_like(donor[:1]), donor[:1])
+    # A tensor of no dimension as an index would be read by the host.
+    donor = (~keyless).to(torch.uint8).argmax().reshape(1)
+    page = block_table[:, :1].index_select(0, donor)
+    page = torch.where(keyless.all(), torch.zeros_like(page), page)
     return torch.where(keyless.unsqueeze(1), page, block_table)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
-from attn_shared.request import Phase
+from attn_shared.request import AttentionRequest, Phase
 
-__all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES"]
+__all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES", "has_many_heads"]
 
 _HOPPER = frozenset({"hopper"})
 _BLACKWELL = frozenset({"blackwell"})
@@ -109,25 +109,45 @@ tokenspeed-fa3, both captured, TRITON_ATTN took 0.66 of the time at 1x1024, 0.94
 at 256x1024 in 3 rounds on a busy machine; with vLLM's build such batches were not compared.
 """
 
+_H200_LATENTS = (
+    "measured on an H200 (torch 2.11, bfloat16, 512 + 64, page 64; docs/benchmarks/h200-mla.json)"
+)
+_MANY_HEADS = 64
+
+
+def has_many_heads(request: AttentionRequest) -> bool:
+    """Whether the heads of a single token fill the 64 rows of FLASHMLA's tile."""
+    return request.num_heads >= _MANY_HEADS
+
+
 _VENDORS_LATENTS = "not measured on this hardware; kernels written for it before portable ones"
 
 MLA_PRIORITIES: tuple[Rank, ...] = (
     Rank(
+        name="FLASHMLA",
+        priority=PriorityBand.PERFORMANT + 10,
+        families=_HOPPER,
+        fits=has_many_heads,
+        provenance=f"{_H200_LATENTS}: with 128 heads 0.81 to 0.91 of FLASH_ATTN_MLA's time in "
+        "batches, 1.17 for one request",
+    ),
+    Rank(
         name="FLASH_ATTN_MLA",
         priority=PriorityBand.PERFORMANT,
-        provenance=_VENDORS_LATENTS,
+        provenance=f"{_H200_LATENTS}: with 16 heads 0.73 of FLASHMLA's time for one request, 1.02 "
+        "to 1.07 in batches",
     ),
     Rank(
         name="FLASHMLA",
         priority=PriorityBand.PERFORMANT - 10,
-        provenance=_VENDORS_LATENTS,
+        provenance=f"{_H200_LATENTS}: behind FLASH_ATTN_MLA for few heads",
     ),
     Rank(
         name="FLASHINFER_MLA",
         priority=PriorityBand.PERFORMANT - 20,
         families=_HOPPER,
-        provenance="not measured on this hardware; its kernels are compiled at first use and "
-        "planned on the host",
+        provenance=f"{_H200_LATENTS}: 0.91 to 1.22 of FLASH_ATTN_MLA's time; compiled at first "
+        "use, and planned on the host for each step",
     ),
     Rank(
         name="FLASHINFER_MLA",
@@ -163,6 +183,13 @@ MLA_PRIORITIES: tuple[Rank, ...] = (
 """The same for layers of multi-head latent attention."""
 
 MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
+    Rank(
+        name="FLASH_ATTN",
+        priority=PriorityBand.PERFORMANT,
+        families=_HOPPER,
+        provenance="measured on an H200 (torch 2.11, bfloat16, 192 and 128, FlashAttention 3; "
+        "docs/benchmarks/h200-mla-prefill.json): 0.50 to 0.82 of TORCH_SDPA's time",
+    ),
     Rank(
         name="FLASH_ATTN",
         priority=PriorityBand.PERFORMANT,
