@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from sampling_testing import sampler_of
 
-from attn_shared.errors import InvalidInputError, UnknownNameError
-from attn_shared.sampling import Returns, SamplingParams
+from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
+from attn_shared.sampling import Returns, Sampler, SamplingParams
 
-ELSEWHERE: Any = SimpleNamespace(device=torch.device("cuda:0"))
-"""A generator of a device that this machine may not have."""
+
+class _Elsewhere(torch.Generator):
+    """A generator of a device that this machine may not have."""
+
+    device = torch.device("cuda:0")
+
+
+ELSEWHERE = _Elsewhere()
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,12 @@ ELSEWHERE: Any = SimpleNamespace(device=torch.device("cuda:0"))
         ({"seeds": 1}, "steps is None; allowed: with seeds"),
         ({"steps": 1}, "steps is given without seeds"),
         ({"seeds": 1, "steps": 0, "generators": {0: torch.Generator()}}, "generators is given"),
+        ({"seeds": 1.5, "steps": 0}, "seeds is 1.5; allowed: an int of 64 bits"),
+        ({"seeds": [1, None, "x"], "steps": 0}, r"seeds\[2\] is 'x'; .* of 64 bits, or None"),
+        ({"seeds": 1, "steps": 1.5}, "steps is 1.5; allowed: an int of 64 bits"),
+        ({"seeds": 1, "steps": [0, 2**65]}, r"steps\[1\] is 36893488147419103232"),
+        ({"seeds": [1, 2, 3], "steps": "abc"}, "steps is 'abc'"),
+        ({"temperature": 0, "seeds": True, "steps": 0}, "seeds is True"),
     ],
 )
 def test_odd_numbers_are_refused(asked: dict[str, Any], words: str) -> None:
@@ -56,6 +67,10 @@ def test_odd_numbers_are_refused(asked: dict[str, Any], words: str) -> None:
         ({"generators": {3: torch.Generator()}}, "generators is given for row 3"),
         ({"generator": ELSEWHERE}, "generator is a generator of cuda:0; allowed: one of the log"),
         ({"generators": {1: ELSEWHERE}}, r"generators\[1\] is a generator of cuda:0"),
+        ({"generators": {"a": torch.Generator()}}, "generators is given for row 'a'"),
+        ({"generators": {0: None}}, r"generators\[0\] is None; allowed: a torch.Generator"),
+        ({"generators": [torch.Generator()]}, "generators is a list; allowed: a mapping"),
+        ({"generator": 5}, "generator is 5; allowed: a torch.Generator"),
     ],
 )
 def test_rows_that_do_not_fit_the_logits_are_refused(asked: dict[str, Any], words: str) -> None:
@@ -70,11 +85,26 @@ def test_rows_that_do_not_fit_the_logits_are_refused(asked: dict[str, Any], word
         (torch.zeros(2, 0), "a vocabulary of 1 to"),
         (torch.zeros(2, 5, dtype=torch.int64), "dtype torch.int64"),
         (torch.zeros(2, 5, device="meta"), "logits is on meta"),
+        (torch.zeros(2, 5).to(torch.float8_e4m3fn), "allowed: .* of 16 bits or more"),
+        (torch.zeros(2, 5).to_sparse(), r"torch.sparse_coo; allowed: \(B, V\), dense"),
+        ([[0.0, 1.0]], "logits is a list; allowed: a Tensor"),
     ],
 )
-def test_logits_that_are_none_are_refused(logits: torch.Tensor, words: str) -> None:
+def test_logits_that_are_none_are_refused(logits: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         sampler_of().sample(logits)
+
+
+def test_params_of_another_kind_are_refused() -> None:
+    params: Any = {"top_k": 3}
+    with pytest.raises(InvalidInputError, match="params is a dict; allowed: a SamplingParams"):
+        sampler_of().sample(torch.zeros(2, 5), params)
+
+
+@pytest.mark.parametrize("device", ["foo", 5])
+def test_a_sampler_for_no_torch_device_is_refused(device: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"device={device!r} is not allowed"):
+        Sampler(device)
 
 
 def test_an_unknown_return_is_refused() -> None:

@@ -20,6 +20,7 @@ from sampling_testing import (
 )
 
 from attn_shared.sampling import Sampled, SamplingParams
+from attn_shared.sampling.reference import exact_row
 
 SAMPLER = sampler_of("TORCH")
 
@@ -184,3 +185,22 @@ def test_logits_are_not_modified() -> None:
     before = logits.clone()
     sample(logits, "processed_logits", temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("returns", ["ids", "processed_logprobs"])
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-39, 3e-38, 1e39, 1e300])
+def test_temperatures_beyond_float32(temperature: float, returns: str) -> None:
+    """As in float64: one token or a uniform draw, by one number, a sequence or a tensor."""
+    logits = torch.tensor([[1.0, 5.0, -math.inf, 2.0], [4.0, -8.0, 4.0, -math.inf]])
+    exact = [exact_row(row, temperature=temperature).probabilities for row in logits.tolist()]
+    for asked in (
+        temperature,
+        [temperature, temperature * 1.5],
+        torch.tensor([temperature, temperature], dtype=torch.float64),
+    ):
+        drawn = sampler_of().sample(logits, SamplingParams(temperature=asked), returns=returns)
+        assert drawn.valid.all()
+        for row, token in enumerate(drawn.ids.tolist()):
+            assert exact[row][token] > 0
+        if drawn.logprobs is not None:
+            torch.testing.assert_close(drawn.logprobs.exp(), torch.tensor(exact))

@@ -13,7 +13,7 @@ import torch
 
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["check_generators", "generated", "seed_tensor", "uniforms"]
+__all__ = ["check_generators", "check_words", "generated", "uniforms", "word_tensor"]
 
 # SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): its
 # increment and its two multipliers, as int64 holds them.
@@ -48,27 +48,47 @@ def _shift(bits: torch.Tensor, count: int) -> torch.Tensor:
     return (bits >> count).bitwise_and(2 ** (64 - count) - 1)
 
 
-def seed_tensor(seeds: Sequence[int | None]) -> tuple[torch.Tensor, list[int]]:
-    """Return seeds as int64 on the host, and the rows that have none.
+def check_words(name: str, value: object) -> None:
+    """Refuse seeds or steps that are no ints of 64 bits; what is in a tensor is not looked at.
 
     Args:
-        seeds: ints of 64 bits, signed or not; None for a row without a seed.
+        name: the argument, "seeds" or "steps".
+        value: an int, a sequence or a tensor.
 
     Raises:
-        InvalidInputError: one is no such int.
+        InvalidInputError: names the argument, its value and what is allowed.
     """
-    values, unseeded = [], []
-    for row, seed in enumerate(seeds):
-        if seed is None:
-            unseeded.append(row)
-            values.append(0)
-            continue
-        if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
             raise InvalidInputError.for_argument(
-                f"seeds[{row}]", repr(seed), "an int of 64 bits, or None"
+                name,
+                f"of shape {tuple(value.shape)} and dtype {value.dtype}",
+                "(B,), of int32 or int64",
             )
-        values.append(seed - 2**64 if seed >= 2**63 else seed)
-    return torch.tensor(values, dtype=torch.int64), unseeded
+        return
+    is_many = isinstance(value, Sequence) and not isinstance(value, str)
+    may_be_off = is_many and name == "seeds"
+    words: Sequence[object] = value if is_many else [value]  # type: ignore[assignment]
+    for row, word in enumerate(words):
+        is_off = word is None and may_be_off
+        if not is_off and not _is_word(word):
+            raise InvalidInputError.for_argument(
+                f"{name}[{row}]" if is_many else name,
+                repr(word),
+                "an int of 64 bits, or None" if may_be_off else "an int of 64 bits",
+            )
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
+
+
+def word_tensor(words: Sequence[int | None]) -> tuple[torch.Tensor, list[int]]:
+    """Return words of 64 bits, signed or not, as int64 on the host, and the rows without one."""
+    each = [0 if word is None else word for word in words]
+    without = [row for row, word in enumerate(words) if word is None]
+    signed = [word - 2**64 if word >= 2**63 else word for word in each]
+    return torch.tensor(signed, dtype=torch.int64), without
 
 
 def check_generators(
@@ -82,10 +102,14 @@ def check_generators(
     Raises:
         InvalidInputError: names it and what is allowed.
     """
+    if not isinstance(generators, Mapping | None):
+        raise InvalidInputError.for_argument(
+            "generators", f"a {type(generators).__name__}", "a mapping of rows to torch.Generators"
+        )
     for row, each in (generators or {}).items():
-        if not 0 <= row < num_rows:
+        if not isinstance(row, int) or not 0 <= row < num_rows:
             raise InvalidInputError.for_argument(
-                "generators", f"given for row {row}", f"rows 0 to {num_rows - 1}"
+                "generators", f"given for row {row!r}", f"rows 0 to {num_rows - 1}"
             )
         _check_device(f"generators[{row}]", each, device)
     if generator is not None:
@@ -119,7 +143,9 @@ def generated(
     return numbers
 
 
-def _check_device(name: str, generator: torch.Generator, device: torch.device) -> None:
+def _check_device(name: str, generator: object, device: torch.device) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise InvalidInputError.for_argument(name, repr(generator), "a torch.Generator")
     if generator.device.type != device.type:
         raise InvalidInputError.for_argument(
             name, f"a generator of {generator.device}", f"one of the logits' device, {device}"

@@ -9,6 +9,7 @@ import torch
 
 from attn_shared._fields import member_of
 from attn_shared.errors import InvalidInputError
+from attn_shared.sampling.draws import check_words
 from attn_shared.sampling.request import Returns, SamplerRequest
 
 __all__ = ["PerRow", "SamplingParams"]
@@ -66,6 +67,9 @@ class SamplingParams:
                 hint="the number of tokens that each request has generated; without it, every step "
                 "would draw the same number.",
             )
+        for name in ("seeds", "steps"):
+            if getattr(self, name) is not None:
+                check_words(name, getattr(self, name))
         if self.seeds is None and self.steps is not None:
             raise InvalidInputError.for_argument("steps", "given without seeds", "None")
         if self.seeds is not None and self.generators:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from attn_shared._fields import FLOAT32_LEAST, FLOAT32_MOST
 from attn_shared.errors import InvalidInputError
-from attn_shared.sampling.draws import check_generators, generated, seed_tensor, uniforms
+from attn_shared.sampling.draws import check_generators, generated, uniforms, word_tensor
 from attn_shared.sampling.params import PerRow, SamplingParams
 
 __all__ = ["LARGEST_VOCABULARY", "Rows", "column", "to_device", "uniform_numbers"]
@@ -62,7 +63,9 @@ class Rows:
         num_rows, vocab_size = _shape(logits)
         check_generators(num_rows, logits.device, params.generator, params.generators)
         take = _Taker(num_rows, logits.device)
-        temperature = take("temperature", params.temperature, off=1.0, dtype=torch.float32)
+        temperature = _in_float32(
+            take("temperature", params.temperature, off=1.0, dtype=torch.float64)
+        )
         top_p = take("top_p", params.top_p, off=1.0, dtype=torch.float64)
         min_p = take("min_p", params.min_p, off=0.0, dtype=torch.float32)
         top_k = take("top_k", params.top_k, off=0, dtype=torch.int64)
@@ -111,9 +114,7 @@ def uniform_numbers(rows: Rows, device: torch.device) -> torch.Tensor:
     if params.seeds is None:
         return generated(count, device, params.generator, params.generators)
     seeds, unseeded = _int_rows("seeds", params.seeds, count)
-    steps, without = _int_rows("steps", params.steps, count)
-    if without:
-        raise InvalidInputError.for_argument(f"steps[{without[0]}]", None, "an int")
+    steps, _ = _int_rows("steps", params.steps, count)
     if seeds.device != steps.device:
         seeds, steps = to_device(seeds, device), to_device(steps, device)
     numbers = to_device(uniforms(seeds, steps), device)
@@ -159,12 +160,26 @@ class _Taker:
         return to_device(torch.tensor(numbers, dtype=dtype), self.device)
 
 
+def _in_float32(value: float | torch.Tensor | None) -> float | torch.Tensor | None:
+    """Return temperatures in the range of float32's normal numbers, 0 (or less) as it is.
+
+    A smaller one would become 0, or its reciprocal infinite, and a larger one infinite. At either
+    end float32 logits give the same distribution as beyond it.
+    """
+    if isinstance(value, torch.Tensor):
+        within = value.clamp(FLOAT32_LEAST, FLOAT32_MOST)
+        return torch.where(value <= 0, 0.0, within).to(torch.float32)
+    return value if not value else min(max(value, FLOAT32_LEAST), FLOAT32_MOST)
+
+
 def _shape(logits: torch.Tensor) -> tuple[int, int]:
-    if logits.dim() != 2 or not logits.is_floating_point():
+    is_served = logits.is_floating_point() and logits.dtype.itemsize > 1
+    if logits.dim() != 2 or not is_served or logits.layout is not torch.strided:
+        layout = "" if logits.layout is torch.strided else f", {logits.layout}"
         raise InvalidInputError.for_argument(
             "logits",
-            f"of shape {tuple(logits.shape)} and dtype {logits.dtype}",
-            "(B, V), of a floating-point dtype",
+            f"of shape {tuple(logits.shape)} and dtype {logits.dtype}{layout}",
+            "(B, V), dense, of a floating-point dtype of 16 bits or more",
         )
     num_rows, vocab_size = logits.shape
     if not 1 <= vocab_size <= LARGEST_VOCABULARY:
@@ -235,14 +250,8 @@ def _int_rows(
     name: str, value: int | Sequence[int | None] | torch.Tensor | None, num_rows: int
 ) -> tuple[torch.Tensor, list[int]]:
     if isinstance(value, torch.Tensor):
-        if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-            raise InvalidInputError.for_argument(
-                name,
-                f"of shape {tuple(value.shape)} and dtype {value.dtype}",
-                "(B,), of int32 or int64",
-            )
         _check_length(name, len(value), num_rows)
         return value.to(torch.int64), []
     each = list(value) if isinstance(value, Sequence) else [value] * num_rows
     _check_length(name, len(each), num_rows)
-    return seed_tensor(each)
+    return word_tensor(each)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from attn_shared._fields import member_of
+from attn_shared._layer_inputs import device_of
 from attn_shared.errors import AttnError, InvalidInputError
 from attn_shared.inventory import Inventory
 from attn_shared.sampling.backend import SamplerBackend
@@ -69,8 +70,9 @@ class Sampler:
     ) -> None:
         if device is None:
             device = selector.current_platform().torch_device_type
-        self.device_type = torch.device(device).type
-        self.device = selector.device_facts(torch.device(device))
+        place = device_of(device)
+        self.device_type = place.type
+        self.device = selector.device_facts(place)
         self.policy = Policy(backend=sampler, source=source)
         self.checked = checked
         self._selector = selector
@@ -96,7 +98,15 @@ class Sampler:
             InvalidInputError: shapes, dtypes, devices or numbers do not fit.
             AttnError: no sampler serves, or the named one cannot; as `select_sampler`.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        for name, value, wanted in (
+            ("logits", logits, torch.Tensor),
+            ("params", params, SamplingParams),
+        ):
+            if not isinstance(value, wanted):
+                raise InvalidInputError.for_argument(
+                    name, f"a {type(value).__name__}", f"a {wanted.__name__}"
+                )
         kind = member_of(Returns, "returns", returns)
         selection, backend = self._serving(params.request(kind))
         if logits.device.type != self.device_type:

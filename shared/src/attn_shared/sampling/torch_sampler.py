@@ -49,10 +49,11 @@ class TorchSampler(SamplerBackend):
         ids = torch.where(valid, ids, 0)
         if returns is Returns.IDS:
             return Drawn(ids=ids, valid=valid)
-        processed = _processed(logits, kept, rows)
         if returns is Returns.PROCESSED_LOGITS:
-            return Drawn(ids=ids, valid=valid, logits=processed)
-        return Drawn(ids=ids, valid=valid, logprobs=processed.log_softmax(dim=-1))
+            return Drawn(ids=ids, valid=valid, logits=_processed(logits, kept, rows))
+        # Of logits relative to the largest, since a small temperature would make others infinite.
+        logprobs = scaled.masked_fill_(~kept, -torch.inf).log_softmax(dim=-1)
+        return Drawn(ids=ids, valid=valid, logprobs=logprobs)
 
 
 def _kept(
