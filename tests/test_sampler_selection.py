@@ -15,7 +15,7 @@ from attn_shared.sampling import (
     SamplingParams,
     sampler_selection,
 )
-from attn_shared.selection import VerdictStatus
+from attn_shared.selection import Policy, VerdictStatus
 
 OLD = {"t4", "v100"}
 
@@ -24,11 +24,14 @@ OLD = {"t4", "v100"}
 @pytest.mark.parametrize("returns", list(Returns))
 def test_every_preset_has_a_sampler_that_says_why(name: str, returns: Returns) -> None:
     device = PRESETS[name]
-    selection = sampler_selection(SamplerRequest(top_k=True, returns=returns), device)
-    has_fast = device.vendor is Vendor.NVIDIA and name not in OLD
-    expected = "FLASHINFER" if has_fast and returns is Returns.IDS else "TORCH"
-    assert selection.chosen == expected
-    assert json.loads(json.dumps(selection.to_dict()))["chosen"] == expected
+    request = SamplerRequest(top_k=True, returns=returns)
+    selection = sampler_selection(request, device)
+    assert selection.chosen == "TORCH"
+    assert json.loads(json.dumps(selection.to_dict()))["chosen"] == "TORCH"
+    has_fast = device.vendor is Vendor.NVIDIA and name not in OLD and returns is Returns.IDS
+    if has_fast:
+        named = sampler_selection(request, device, Policy(backend="FLASHINFER"))
+        assert named.chosen == "FLASHINFER"
     assert "is simulated" in str(selection)
     for verdict in selection.verdicts:
         assert verdict.summary()

@@ -15,7 +15,6 @@ from attn_shared.device import Vendor
 from attn_shared.errors import VendorMissingError, own_words
 from attn_shared.inventory import VendorSpec
 from attn_shared.limits import DeviceLimit
-from attn_shared.platform import PriorityBand
 from attn_shared.sampling.backend import Drawn, SamplerBackend, largest
 from attn_shared.sampling.request import Returns, SamplerRequest
 from attn_shared.sampling.rows import Rows, column
@@ -35,8 +34,8 @@ class FlashInferSampler(SamplerBackend):
     devices: ClassVar[tuple[DeviceLimit, ...] | None] = (
         DeviceLimit(vendor=Vendor.NVIDIA, at_least=(8, 0), below=(12, 2)),
     )
-    priority: ClassVar[int | None] = PriorityBand.PERFORMANT
-    provenance: ClassVar[str] = "not measured on this hardware; kernels that do not sort"
+    priority: ClassVar[int | None] = None
+    provenance: ClassVar[str] = "not run on hardware by attn yet, so that auto leaves it aside"
 
     @classmethod
     def objections(cls, request: SamplerRequest) -> tuple[Reason, ...]:
