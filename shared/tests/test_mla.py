@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla
+from attn_shared.layer import StepPlan
 from attn_shared.mla import MLAAttention
 
 SPEC = MLAAttentionSpec(block_size=4, head_size=6, kv_lora_rank=4, dtype=torch.float32)
@@ -29,8 +31,9 @@ class Recorder:
         concat_and_cache_mla(kv_cache, SPEC, latent, rope, slots)
 
 
-def plan(slots: torch.Tensor | None) -> SimpleNamespace:
-    return SimpleNamespace(common=SimpleNamespace(slot_mapping=slots))
+def plan(slots: torch.Tensor | None) -> StepPlan:
+    common: Any = SimpleNamespace(slot_mapping=slots)
+    return StepPlan(common=common, metadata=None)
 
 
 def test_a_latent_and_its_rope_part_are_one_entry() -> None:

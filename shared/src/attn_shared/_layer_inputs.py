@@ -54,15 +54,18 @@ def check_options(options: Iterable[str], arguments: Iterable[str]) -> None:
         InvalidRequestError: the field follows from a tensor.
     """
     names = {field.name for field in fields(AttentionRequest)} - _FROM_TENSORS.keys()
+    arguments = {*arguments}
     for name in options:
         if name in _FROM_TENSORS:
             argument = _FROM_TENSORS[name]
+            if argument not in arguments:
+                raise InvalidRequestError(f"{name} is not set: this layer takes no {argument}.")
             raise InvalidRequestError(
                 f"{name} is not set by hand: it follows from {argument}.",
                 hint=f"pass {argument}=, a tensor of one number per query head.",
             )
         if name not in names:
-            raise UnknownNameError.for_name("option of Attention", name, names | {*arguments})
+            raise UnknownNameError.for_name("option of Attention", name, names | arguments)
 
 
 def device_of(device: object) -> torch.device:
@@ -82,8 +85,8 @@ def device_of(device: object) -> torch.device:
     raise InvalidRequestError.for_field("device", device, _DEVICES)
 
 
-def policy_of(backend: object) -> Policy:
-    """Return who named which backend.
+def policy_of(backend: object, name: str = "backend") -> Policy:
+    """Return who named which backend; `name` is the argument's.
 
     Raises:
         InvalidRequestError: it is neither a name nor a policy.
@@ -92,7 +95,7 @@ def policy_of(backend: object) -> Policy:
         return backend
     if backend is not None and not isinstance(backend, str):
         raise InvalidRequestError.for_field(
-            "backend", backend, "a backend's name, a Policy, or None to let the selector choose"
+            name, backend, f"a {name}'s name, a Policy, or None to let the selector choose"
         )
     return Policy(backend=backend)
 

@@ -289,6 +289,8 @@ def _check_rows(
     tail: tuple[int, ...],
     kv_cache: torch.Tensor,
 ) -> None:
+    if not isinstance(rows, torch.Tensor):
+        raise InvalidInputError.for_argument(name, f"a {type(rows).__name__}", "a tensor")
     if rows.shape[1:] != tail or rows.shape[0] < num_tokens:
         raise InvalidInputError.for_argument(
             f"{name} shape",

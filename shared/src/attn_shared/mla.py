@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from attn_shared._dcp_layer import call_forward_mqa
 from attn_shared._layer_inputs import (
+    check_batch_kind,
     check_config,
     check_options,
     device_of,
@@ -24,6 +26,7 @@ from attn_shared.errors import InvalidInputError, InvalidRequestError, Unsupport
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan, register_layer
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.mla_prefill import prefill_request
 from attn_shared.mla_projections import MLAProjections
 from attn_shared.ordering import ordered
@@ -100,7 +103,7 @@ class MLAAttention:
             RanksDisagreeError: another rank built another layer.
         """
         check_options(options, _ARGUMENTS)
-        dims = dims or MLADims()
+        dims = _dims_of(dims, options)
         place, sizes = group_sizes(context_parallel, options)
         self.request = AttentionRequest(
             num_heads=num_heads,
@@ -154,7 +157,7 @@ class MLAAttention:
         Raises:
             UnsupportedOptionError: one is named that would not be called.
         """
-        policy = policy_of(prefill)
+        policy = policy_of(prefill, "prefill")
         given, size = self.config.mla_prefill, self.request.dcp_size
         if given is not None or size > 1:
             if policy.named()[0] is not None:
@@ -233,6 +236,7 @@ class MLAAttention:
                 only), or was described for blocks of another size.
             UnsupportedOptionError: the batch asks for what the backend does not serve.
         """
+        check_batch_kind(common, self.request)
         check_block_size(common.block_size, self.kv_cache_spec)
         if self._ranks is not None:
             common = self._ranks.with_shares(common)
@@ -250,6 +254,7 @@ class MLAAttention:
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
         """Prepare a step of decodes for a graph to capture; `refresh` brings later ones to it."""
+        check_batch_kind(common, self.request)
         check_block_size(common.block_size, self.kv_cache_spec)
         if self._ranks is not None:
             return StepPlan(common=common, metadata=self._ranks.plan_for_capture(common))
@@ -268,8 +273,9 @@ class MLAAttention:
         """Write the step's latents (T, kv_lora_rank) and rope parts (T, qk_rope_head_dim).
 
         Raises:
-            InvalidInputError: the batch does not say where they go.
+            InvalidInputError: the batch does not say where they go, or `plan` is none.
         """
+        _check_is_plan(plan)
         slots = plan.common.slot_mapping
         if slots is None:
             raise InvalidInputError.for_argument(
@@ -391,10 +397,9 @@ class MLAAttention:
         lse: torch.Tensor | None,
     ) -> None:
         """Refuse what does not fit before the cache is written."""
-        if not isinstance(plan, StepPlan):
-            raise InvalidInputError.for_argument(
-                "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
-            )
+        _check_is_plan(plan)
+        if self._ranks is None:
+            require_mla_metadata(plan.metadata)
         if self.projections is None:
             raise InvalidInputError.for_argument(
                 "kv_b_proj", None, "the layer's up-projection, from its constructor, for forward"
@@ -423,12 +428,48 @@ class MLAAttention:
 
         Returns:
             (T, H, kv_lora_rank).
+
+        Raises:
+            InvalidInputError: an argument does not fit the layer, or rows of the plan are prefills.
         """
+        _check_is_plan(plan)
         if self._ranks is None:
+            prefills = require_mla_metadata(plan.metadata).num_prefill_tokens
+            if prefills:
+                raise InvalidInputError.for_argument(
+                    "plan",
+                    f"of a batch with {prefills} rows that are prefills",
+                    "one whose rows are all decodes",
+                    hint="forward serves both; decode leaves rows of prefills unwritten.",
+                )
             return self.impl.forward_mqa(self, query, kv_cache, plan.metadata, output, lse=lse)
         self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
         self.kv_cache_spec.split(kv_cache)
         return self._ranks.attend(query, kv_cache, plan.metadata, output, lse)
+
+
+def _dims_of(dims: object, options: Mapping[str, Any]) -> MLADims:
+    """Return the widths; refuse fields of a request that follow from them.
+
+    Raises:
+        InvalidRequestError: they are no `MLADims`, or such a field was passed.
+    """
+    if dims is not None and not isinstance(dims, MLADims):
+        raise InvalidRequestError.for_field("dims", dims, "an MLADims, or None for DeepSeek's")
+    for name in ("num_kv_heads", "head_size", "head_size_v", "mla"):
+        if name in options:
+            raise InvalidRequestError(
+                f"{name}={options[name]} is not set by hand: it follows from dims.",
+                hint="pass dims=MLADims(...).",
+            )
+    return dims or MLADims()
+
+
+def _check_is_plan(plan: object) -> None:
+    if not isinstance(plan, StepPlan):
+        raise InvalidInputError.for_argument(
+            "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
+        )
 
 
 _ARGUMENTS = ("num_heads", "scale", *(MLAAttention.__init__.__kwdefaults__ or ()))

@@ -160,8 +160,12 @@ class PagedSpec(KVCacheSpec):
         """Refuse a tensor that is not a cache of this spec; its layout is free.
 
         Raises:
-            InvalidInputError: dtype, shape or the last stride differ.
+            InvalidInputError: dtype, shape or the last stride differ, or it is no tensor.
         """
+        if not isinstance(kv_cache, torch.Tensor):
+            raise InvalidInputError.for_argument(
+                "kv_cache", f"a {type(kv_cache).__name__}", "a tensor, from `allocate`"
+            )
         if kv_cache.dtype is not self.dtype:
             flavour = "an fp8 cache is read only in the flavour that it was written in."
             raise InvalidInputError.for_argument(
