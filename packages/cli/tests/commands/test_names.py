@@ -37,6 +37,14 @@ def test_one_that_is_provided_has_its_own(attn: Any) -> None:
     assert "vllm: TORCH_SDPA; sglang: torch_native; transformers: sdpa" in text
 
 
+def test_blocks_are_told_with_the_largest(attn: Any) -> None:
+    text = attn("explain", "FLASHINFER_TRTLLM", "--device", "b200").stdout
+    assert "multiple of 16, at most 1024" in text
+    text = attn("explain", "FLASHINFER", "--device", "h100").stdout
+    assert "multiple of 16" in text
+    assert "at most" not in text
+
+
 def test_without_a_device_limits_are_of_one_that_it_runs_on(attn: Any) -> None:
     (row,) = attn.json("explain", "TOKENSPEED_MLA")["backends"]
     assert row["limits_of"] == "vLLM 0.25.1 on NVIDIA B200"

@@ -57,17 +57,17 @@ def _page_size_rule(is_blackwell: bool) -> Rule:
     """Return the rule of the sizes that kernels are compiled for: none serves for a multiple."""
 
     def check(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-        allowed = _XQA_PAGES
+        allowed: tuple[int, ...] = _XQA_PAGES
+        size, hint = request.block_size, ""
         if is_blackwell:
-            is_grouped = request.num_heads > request.num_kv_heads
-            allowed = (*_GEN_PAGES, *(_GEN_PAGES_GROUPED if is_grouped else ()))
-        if request.block_size is None or request.block_size in allowed:
+            allowed = (*_GEN_PAGES, *_GEN_PAGES_GROUPED)
+            if request.num_heads == request.num_kv_heads:
+                allowed = _GEN_PAGES
+                hint = "pages of 128 and more need several query heads per kv head"
+        if size is None or size in allowed:
             return None
         return Reason(
-            code="block_size",
-            value=str(request.block_size),
-            allowed=", ".join(map(str, allowed)),
-            hint="pages of 128 and more need several query heads per kv head, on Blackwell",
+            code="block_size", value=str(size), allowed=", ".join(map(str, allowed)), hint=hint
         )
 
     return Rule(name="trtllm_page_size", check=check)

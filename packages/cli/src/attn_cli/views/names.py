@@ -60,6 +60,9 @@ def _facts(row: Record) -> Iterator[tuple[str, Text]]:
     for key, title in _LIMITS:
         value = limits[key]
         if value:
-            yield (title, Text(", ".join(value) if isinstance(value, list) else str(value)))
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            if key == "block_sizes" and limits["max_block_size"] is not None:
+                text += f", at most {limits['max_block_size']}"
+            yield (title, Text(text))
     served = [name for name, support in limits["features"].items() if support != "no"]
     yield ("serves", Text(", ".join(served) or "nothing beyond the plain case"))
