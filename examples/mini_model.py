@@ -16,6 +16,7 @@ class Model(nn.Module):
     def __init__(self, vocab: int = 97, heads: int = 4, kv_heads: int = 2, width: int = 32) -> None:
         """Draw the weights, and let a backend be chosen for the layers."""
         super().__init__()
+        torch.manual_seed(0)  # the same weights in every run
         self.block_size, size = 16, heads * width
         self.parts = [heads, kv_heads, kv_heads]
         self.embed, self.head = nn.Embedding(vocab, size), nn.Linear(size, vocab)
