@@ -55,10 +55,11 @@ class ContextParallel:
         pcp_group: ranks among which the step's tokens are split; left out, each has them all.
     """
 
-    dcp_group: ProcessGroup | NoGroup = NoGroup.LEFT_OUT
+    # None is in the types alone, for it is in torch's type of dist.group.WORLD; it is refused.
+    dcp_group: ProcessGroup | NoGroup | None = NoGroup.LEFT_OUT
     interleave: int = 1
     combine: str | None = None
-    pcp_group: ProcessGroup | NoGroup = NoGroup.LEFT_OUT
+    pcp_group: ProcessGroup | NoGroup | None = NoGroup.LEFT_OUT
 
     def __post_init__(self) -> None:
         """Refuse what no rank could serve.
@@ -136,12 +137,12 @@ class ContextParallel:
         return self.combine or ("a2a" if batch_invariant else "ag_rs")
 
 
-def group_size(group: ProcessGroup | NoGroup) -> int:
+def group_size(group: ProcessGroup | NoGroup | None) -> int:
     """Return how many ranks a group has; no group is one rank."""
     return 1 if isinstance(group, NoGroup) else dist.get_world_size(group)
 
 
-def group_rank(group: ProcessGroup | NoGroup) -> int:
+def group_rank(group: ProcessGroup | NoGroup | None) -> int:
     """Return this process's rank in a group, -1 if it is not in it; without a group, 0."""
     return 0 if isinstance(group, NoGroup) else dist.get_rank(group)
 
