@@ -31,6 +31,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Step", "StepResult", "main", "pack", "run_steps", "steps", "unpack"]
 
@@ -38,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCHEMA_VERSION = 1
 SANITIZED_RULES = ("causal", "padded_requests", "unread_blocks", "cache_update")
 TAIL_LINES = 12
+# Python 3.11 has filters of archives from 3.11.4 on.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ def unpack(packed: Path, site: Path) -> list[str]:
     site.mkdir(parents=True, exist_ok=True)
     for path in sorted(packed.glob("*.tar.xz")):
         with tarfile.open(path) as archive:
-            archive.extractall(site, filter="data")
+            archive.extractall(site, **SAFELY)
     for path in sorted(packed.glob("*.whl")):
         with zipfile.ZipFile(path) as wheel:
             wheel.extractall(site)

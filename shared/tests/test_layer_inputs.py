@@ -53,7 +53,11 @@ class TestArguments:
     )
     def test_what_follows_from_a_tensor_is_not_set(self, field: str, argument: str) -> None:
         with pytest.raises(InvalidRequestError, match=f"{field} .* pass {argument}="):
-            check_options([field], [])
+            check_options([field], [argument])
+
+    def test_a_tensor_that_a_layer_does_not_take_is_not_asked_for(self) -> None:
+        with pytest.raises(InvalidRequestError, match="this layer takes no sinks"):
+            check_options(["has_sinks"], ["scale"])
 
     def test_a_device_is_one_of_torch(self) -> None:
         assert device_of("cpu") == device_of(CPU) == CPU
