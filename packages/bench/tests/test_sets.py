@@ -105,6 +105,36 @@ def test_the_shapes_that_the_cpu_targets_are_stated_for() -> None:
     }
 
 
+def test_the_prefills_that_the_cpu_targets_are_stated_for() -> None:
+    prefills = workload_set(["cpu-prefill"])
+    assert all(workload.block_size == 128 for workload in prefills)
+    layers = {(workload.heads, workload.dtype) for workload in prefills}
+    assert len(layers) == 4
+    for heads, dtype in layers:
+        own = [w for w in prefills if (w.heads, w.dtype) == (heads, dtype)]
+        *uniform, mixed = own
+        assert [w.lengths for w in uniform] == [
+            *(((length, length),) for length in (512, 2048, 4096)),
+            ((512, 4096),),
+        ]
+        decodes, prompts = mixed.lengths[:6], mixed.lengths[6:]
+        assert {query_len for query_len, _ in decodes} == {1}
+        assert (min(decodes)[1], max(decodes)[1]) == (150, 4096)
+        assert prompts == ((256, 256), (512, 1536))
+
+
+def test_the_shapes_of_prefill_that_the_cpu_targets_are_stated_for() -> None:
+    shapes = workload_set(["cpu-prefill-shapes"])
+    assert {workload.lengths for workload in shapes} == {((2048, 2048),)}
+    assert {workload.window for workload in shapes} == {None, 1024}
+    assert {str(workload.heads) for workload in shapes if workload.kv_cache_dtype == "fp8"} == {
+        *("32/8x128", "9/3x64")
+    }
+    assert {workload.heads.head_size for workload in shapes} == {64, 96, 128, 192, 256}
+    latents = workload_set(["cpu-mla-prefill"])
+    assert {str(workload.heads) for workload in latents} == {"16/16x192:128"}
+
+
 def test_mixed_batches_and_prompts_that_the_gpu_targets_are_stated_for() -> None:
     first = SETS["h200-mixed"][0]
     assert first.lengths == ((1, 4096),) * 64 + ((2048, 2048),)

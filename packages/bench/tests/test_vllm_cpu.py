@@ -55,12 +55,18 @@ class Ops:
         result = paged_attention(
             arguments["query"],
             *caches,
-            AttentionOptions(scale=arguments["scale"]),
+            AttentionOptions(scale=arguments["scale"], window=_window(arguments)),
             query_start_loc=arguments["query_start_loc"],
             seq_lens=arguments["seq_lens"],
             block_table=arguments["block_table"],
         )
         arguments["output"].copy_(result.output)
+
+
+def _window(arguments: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The op counts a row's own key as one of its window; -1 is none."""
+    size = arguments["sliding_window_size"]
+    return (None, None) if size == -1 else (size - 1, 0)
 
 
 @pytest.fixture
@@ -84,6 +90,19 @@ def test_it_attends_over_what_it_packed(ops: Ops, dtype: torch.dtype, kv_cache_d
     assert {arguments["kv_cache_dtype"] for _, arguments in ops.calls} == {
         "auto" if kv_cache_dtype == "auto" else "fp8_e4m3"
     }
+
+
+def test_a_window_reaches_its_plan_and_its_call(ops: Ops) -> None:
+    prepared = VllmCpuContender().prepare(served(window=3), CPU, 1, is_captured=False)
+    (copy,) = prepared.copies
+    check_agreement(prepared.name, copy, copy.call())
+    sizes = {
+        name: arguments[key]
+        for key in ("window_size", "sliding_window_size")
+        for name, arguments in ops.calls
+        if key in arguments
+    }
+    assert sizes == {"plan": 3, "attend": 3}
 
 
 def test_the_plan_is_the_hosts_work_of_a_step(ops: Ops) -> None:
@@ -129,7 +148,6 @@ def test_its_code_is_the_one_that_its_engine_takes(
         ({"heads": Heads(num_heads=4, num_kv_heads=2, head_size=48)}, "head_size=48; allowed: 32"),
         ({"kv_cache_dtype": "int8_per_token_head"}, "int8_per_token_head; allowed: auto"),
         ({"returns_lse": True}, "returns no LSE"),
-        ({"window": 8}, "no window=8"),
     ],
 )
 def test_what_it_does_not_serve(ops: Ops, fields: dict[str, Any], words: str) -> None:

@@ -205,10 +205,43 @@ _CPU_SHAPES = tuple(
         _CPU_USUAL.with_fields(heads=Heads(num_kv_heads=4)),
     )
 )
+_CPU_MIXED = Workload(
+    phase=WorkloadPhase.MIXED,
+    query_lens=(*(1,) * 6, 256, 512),
+    seq_lens=(4096, 1000, 2333, 777, 3000, 150, 256, 1536),
+    label="6d@150..4096 + 256p + 512@1536",
+)
+_CPU_PREFILL = tuple(
+    workload.with_fields(heads=heads, dtype=dtype, block_size=128)
+    for dtype in (torch.bfloat16, torch.float32)
+    for heads in _CPU_HEADS
+    for workload in (
+        *(_prefill(1, length) for length in (512, 2048, 4096)),
+        _chunked(1, 512, 4096),
+        _CPU_MIXED,
+    )
+)
+_CPU_PROMPT = _prefill(1, 2048).with_fields(block_size=128)
+_CPU_PREFILL_SHAPES = tuple(
+    workload.with_fields(dtype=dtype)
+    for dtype in (torch.bfloat16, torch.float32)
+    for workload in (
+        _CPU_PROMPT.with_fields(window=1024),
+        *(_CPU_PROMPT.with_fields(kv_cache_dtype="fp8", heads=heads) for heads in _CPU_HEADS),
+        *(_CPU_PROMPT.with_fields(heads=Heads(head_size=size)) for size in (96, 192, 256)),
+    )
+)
 _CPU_SETS = {
     "cpu-decode": _CPU_DECODE,
     "cpu-decode-large": _CPU_LARGE,
     "cpu-shapes": _CPU_SHAPES,
+    "cpu-prefill": _CPU_PREFILL,
+    "cpu-prefill-shapes": _CPU_PREFILL_SHAPES,
+    "cpu-mla-prefill": tuple(
+        _prefill(1, length).with_fields(heads=Heads.expanded(16), dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+        for length in (512, 2048)
+    ),
 }
 _FULL = ("decode", "prefill", "chunked", "mixed", "shared-prefix")
 

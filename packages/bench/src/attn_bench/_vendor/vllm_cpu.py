@@ -48,7 +48,7 @@ class VllmCpuContender(Contender):
             VendorMissingError: it is not installed, or its library does not load.
             UnsupportedOptionError: it does not serve the workload.
         """
-        refuse_options(_NAME, workload, is_quantised=True)
+        refuse_options(_NAME, workload, is_quantised=True, has_window=True)
         _check_served(workload, device)
         ops = load_ops()
         step = paged_step(workload, device, num_copies)
@@ -135,6 +135,11 @@ class _Call:
         name = self.workload.kv_cache_dtype
         return "fp8_e4m3" if name == "fp8" else name
 
+    @property
+    def window(self) -> int:
+        """Keys that a row sees, its own included, as it counts them."""
+        return _NO_WINDOW if self.workload.window is None else self.workload.window
+
     def plan(self) -> Tensor:
         """Return its schedule of the step."""
         heads, common = self.workload.heads, self.step.common
@@ -147,7 +152,7 @@ class _Call:
             dtype=self.workload.dtype,
             query_start_loc=common.query_start_loc,
             casual=True,
-            window_size=_NO_WINDOW,
+            window_size=self.window,
             isa_hint=self.isa,
             enable_kv_split=True,
             dynamic_causal=None,
@@ -189,7 +194,8 @@ class _Call:
     def _bound(self, layer: LayerTensors, plan: Tensor) -> Callable[[], Tensor]:
         key_cache, value_cache = self.packed(layer)
         common, op = self.step.common, self.ops.cpu_attention_with_kv_cache
-        scale, cache_dtype = self.workload.heads.head_size**-0.5, self.cache_dtype
+        scale, window = self.workload.heads.head_size**-0.5, self.window
+        cache_dtype = self.cache_dtype
 
         def call() -> Tensor:
             op(
@@ -202,7 +208,7 @@ class _Call:
                 scale=scale,
                 causal=True,
                 alibi_slopes=None,
-                sliding_window_size=_NO_WINDOW,
+                sliding_window_size=window,
                 block_table=common.block_table,
                 softcap=0.0,
                 scheduler_metadata=plan,
