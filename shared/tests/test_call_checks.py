@@ -195,6 +195,19 @@ def test_a_scale_tensor_is_looked_at_again_when_it_is_another() -> None:
         checker.check_layer(layer(k_scale=torch.full((1,), 2.0)), CPU)
 
 
+def test_scales_are_looked_at_again_when_they_are_others() -> None:
+    checker = CallChecker(FP8)
+    same = layer(k_scale=0.5, v_scale=torch.ones(2))
+    checker.check_layer(same, CPU)
+    checker.check_layer(same, CPU)
+    with pytest.raises(InvalidInputError, match=r"layer\.v_scale shape"):
+        checker.check_layer(layer(k_scale=0.5, v_scale=torch.ones(3)), CPU)
+    with pytest.raises(InvalidInputError, match=r"layer\.k_scale is -1.0"):
+        checker.check_layer(layer(k_scale=-1.0, v_scale=same.v_scale), CPU)
+    with pytest.raises(InvalidInputError, match=r"layer\.k_scale is None"):
+        CallChecker(FP8).check_layer(layer(k_scale=None, v_scale=None), CPU)
+
+
 @pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5), torch.tensor([1.0, 2.0])])
 def test_scales_of_a_quantised_cache(scale: Any) -> None:
     CallChecker(FP8).check_layer(layer(k_scale=scale, v_scale=scale), CPU)
