@@ -34,6 +34,7 @@ from attn_shared.capability import (
 )
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, KVCacheLayout
+from attn_shared.errors import InvalidInputError
 from attn_shared.inventory import Inventory
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, KVViews
 from attn_shared.metadata import CommonAttentionMetadata
@@ -192,10 +193,18 @@ class ReferenceImpl(AttentionImpl[ReferenceMetadata]):
         call = ReferenceCall(
             layer=layer, query=query, key=key, value=value, kv_cache=kv_cache, metadata=metadata
         )
+        self.check_metadata(metadata)
         self.check_call(call, output, lse)
         return self.deliver(call, self.attend(call), output, lse)
 
     # What a subclass may get wrong
+
+    def check_metadata(self, metadata: ReferenceMetadata) -> None:
+        """Refuse another backend's metadata."""
+        if not isinstance(metadata, ReferenceMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata", f"a {type(metadata).__name__}", "a ReferenceMetadata"
+            )
 
     def check_layer(self, spec: LayerSpec) -> None:
         """Refuse a layer that is not served."""

@@ -22,6 +22,7 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, MultipleOf, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import KVCacheLayout
+from attn_shared.errors import InvalidInputError
 from attn_shared.kv_write import gather_rows
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.served import require_batch_served, require_block_table, require_served
@@ -144,9 +145,10 @@ class ExampleEagerImpl(AttentionImpl[ExampleEagerMetadata]):
         """Attend, and return the output; see `AttentionImpl.forward`.
 
         Raises:
-            InvalidInputError: an argument does not fit the layer.
+            InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: sinks, slopes or an LSE, which are not served.
         """
+        self.check_metadata(metadata)
         self.checker.check_tensors(query, output, lse, metadata.num_tokens)
         self.checker.check_layer(layer, query.device)
         self.checker.check_written_keys(key, value, query.device)
@@ -159,6 +161,13 @@ class ExampleEagerImpl(AttentionImpl[ExampleEagerMetadata]):
             values = gather_rows(views.value, blocks, length)
             output[rows] = attend(query[rows], keys, values, self.spec)
         return output
+
+    def check_metadata(self, metadata: ExampleEagerMetadata) -> None:
+        """Refuse another backend's metadata, before the step's keys are written."""
+        if not isinstance(metadata, ExampleEagerMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata", f"a {type(metadata).__name__}", "an ExampleEagerMetadata"
+            )
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: LayerSpec) -> Tensor:

@@ -113,6 +113,7 @@ def _wrong_inputs(depth: Depth, fit: Fit) -> Iterator[Case]:
     yield fit.case("encoder-without-values", (5, 3), (5, 3), **encoder)
     yield fit.case("no-block-table", *lens)
     yield fit.case("query-device", *lens, variant="device")
+    yield fit.case("metadata-of-another", *lens)
 
 
 def _check_wrong_input(subject: Subject, case: Case) -> None:
@@ -132,6 +133,11 @@ def _check_wrong_input(subject: Subject, case: Case) -> None:
             engine.plan(replace(batch, common=batch.common.with_fields(block_table=None)))
     elif name == "query-device":
         _refuse_call(engine, batch, replace(batch, query=batch.query.cpu()), name, "query")
+    elif name == "metadata-of-another":
+        with must_refuse("check_metadata of another backend's metadata", "metadata"):
+            engine.impl.check_metadata(object())
+        with must_refuse("forward with another backend's metadata", "metadata"):
+            engine.forward(batch, object())
     elif name in _WRONG_LAYERS:
         word, _, wrong = _WRONG_LAYERS[name]
         _refuse_call(engine, batch, wrong(batch), name, word)

@@ -14,6 +14,7 @@ from attn_conformance.reference_backend import (
     ReferenceMetadata,
 )
 from attn_conformance.twins.twin import Twin
+from attn_shared.backend import AttentionLayer
 from attn_shared.capability import MultipleOf, Support
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
@@ -150,6 +151,31 @@ class AcceptsAnyCall(Twin):
             return
 
 
+class WritesBeforeItLooks(Twin):
+    """Refuses another backend's step in `forward` alone, when the cache is already changed."""
+
+    breaks = ("wrong_input",)
+
+    class impl(ReferenceImpl):
+        def forward(
+            self,
+            layer: AttentionLayer,
+            query: Tensor,
+            key: Tensor | None,
+            value: Tensor | None,
+            kv_cache: Tensor | None,
+            metadata: ReferenceMetadata,
+            output: Tensor | None = None,
+            *,
+            lse: Tensor | None = None,
+        ) -> Tensor:
+            super().check_metadata(metadata)
+            return super().forward(layer, query, key, value, kv_cache, metadata, output, lse=lse)
+
+        def check_metadata(self, metadata: ReferenceMetadata) -> None:
+            return
+
+
 class CastsAnyQuery(Twin):
     """Casts a query of another dtype to its own."""
 
@@ -222,6 +248,7 @@ TWINS: tuple[type[Twin], ...] = (
     AcceptsAnyLayer,
     SoftcapOfZeroIsOff,
     AcceptsAnyCall,
+    WritesBeforeItLooks,
     CastsAnyQuery,
     WordlessRefusal,
     IgnoresLse,

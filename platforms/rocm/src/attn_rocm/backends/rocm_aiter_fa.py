@@ -133,7 +133,7 @@ class AiterFlashImpl(AttentionImpl[AiterFlashMetadata]):
             UnsupportedOptionError: the layer object carries an option that it was not built with,
                 or an LSE is asked of capped logits.
         """
-        self._check_metadata(metadata)
+        self.check_metadata(metadata)
         device = metadata.query_start_loc.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -177,7 +177,8 @@ class AiterFlashImpl(AttentionImpl[AiterFlashMetadata]):
         if lse is not None and found is not None:
             _deliver(layer, lse, found)
 
-    def _check_metadata(self, metadata: AiterFlashMetadata) -> None:
+    def check_metadata(self, metadata: AiterFlashMetadata) -> None:
+        """Refuse another backend's metadata, and a step that was made for another build."""
         hint = f"build it with a {FLASH} builder that was given this layer."
         if not isinstance(metadata, AiterFlashMetadata):
             raise InvalidInputError.for_argument(

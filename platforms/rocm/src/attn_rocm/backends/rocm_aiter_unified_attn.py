@@ -118,7 +118,7 @@ class AiterUnifiedImpl(AttentionImpl[AiterUnifiedMetadata]):
             UnsupportedOptionError: an LSE is asked for, which the kernels do not return, or the
                 layer object carries an option that it was not built with.
         """
-        self._check_metadata(metadata)
+        self.check_metadata(metadata)
         device = metadata.query_start_loc.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -141,7 +141,8 @@ class AiterUnifiedImpl(AttentionImpl[AiterUnifiedMetadata]):
             output[:count].copy_(into)
         return output
 
-    def _check_metadata(self, metadata: AiterUnifiedMetadata) -> None:
+    def check_metadata(self, metadata: AiterUnifiedMetadata) -> None:
+        """Refuse another backend's metadata, and a step that was made for another build."""
         hint = f"build it with a {UNIFIED} builder that was given this layer."
         if not isinstance(metadata, AiterUnifiedMetadata):
             raise InvalidInputError.for_argument(

@@ -103,13 +103,7 @@ class IpexImpl(AttentionImpl[IpexMetadata]):
             UnsupportedOptionError: the layer object carries an option that it was not built with,
                 or an LSE is asked for, which the library does not return.
         """
-        if not isinstance(metadata, IpexMetadata):
-            raise InvalidInputError.for_argument(
-                "metadata",
-                f"a {type(metadata).__name__}",
-                "an IpexMetadata",
-                hint=f"build it with an {NAME} builder that was given this layer.",
-            )
+        self.check_metadata(metadata)
         device, count = metadata.step.query_start_loc.device, metadata.num_actual_tokens
         self._checker.check_tensors(query, output, lse, count, device)
         self._checker.check_layer(layer, device)
@@ -128,6 +122,16 @@ class IpexImpl(AttentionImpl[IpexMetadata]):
         if into.data_ptr() != output.data_ptr():
             output[:count].copy_(into)
         return output
+
+    def check_metadata(self, metadata: IpexMetadata) -> None:
+        """Refuse another backend's metadata."""
+        if not isinstance(metadata, IpexMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"a {type(metadata).__name__}",
+                "an IpexMetadata",
+                hint=f"build it with an {NAME} builder that was given this layer.",
+            )
 
     def _keys(
         self,

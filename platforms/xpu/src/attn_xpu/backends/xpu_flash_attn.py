@@ -150,13 +150,7 @@ class XpuFlashAttnImpl(AttentionImpl[XpuFlashAttnMetadata]):
             UnsupportedOptionError: the layer object carries an option that it was not built with,
                 or the library has no kernel for the layer.
         """
-        if not isinstance(metadata, XpuFlashAttnMetadata):
-            raise InvalidInputError.for_argument(
-                "metadata",
-                f"a {type(metadata).__name__}",
-                "an XpuFlashAttnMetadata",
-                hint=f"build it with an {NAME} builder that was given this layer.",
-            )
+        self.check_metadata(metadata)
         device = metadata.step.query_start_loc.device
         num_tokens = metadata.num_actual_tokens
         self._checker.check_tensors(query, output, lse, num_tokens, device)
@@ -181,6 +175,16 @@ class XpuFlashAttnImpl(AttentionImpl[XpuFlashAttnMetadata]):
         if lse is not None and found is not None:
             lse[:, :num_tokens].copy_(found)
         return output
+
+    def check_metadata(self, metadata: XpuFlashAttnMetadata) -> None:
+        """Refuse another backend's metadata."""
+        if not isinstance(metadata, XpuFlashAttnMetadata):
+            raise InvalidInputError.for_argument(
+                "metadata",
+                f"a {type(metadata).__name__}",
+                "an XpuFlashAttnMetadata",
+                hint=f"build it with an {NAME} builder that was given this layer.",
+            )
 
     def _keys(
         self,
