@@ -382,6 +382,20 @@ def test_another_cache_is_refused(call: Call) -> None:
         write_kv(call.spec.allocate(2, "cpu").half(), call.spec, call.key, call.value, call.slots)
 
 
+def test_a_slot_past_the_cache_is_refused_on_the_host(call: Call) -> None:
+    cache, num_slots = call.spec.allocate(2, "cpu"), 2 * call.spec.block_size
+    slots = call.slots.clone()
+    slots[1] = num_slots
+    with pytest.raises(InvalidInputError, match=rf"slot_mapping\[1\] is {num_slots}; .* 2 blocks"):
+        write_kv(cache, call.spec, call.key, call.value, slots)
+    assert not cache.any()
+    found = latent_spec()
+    latents = found.allocate(2, "cpu")
+    with pytest.raises(InvalidInputError, match=r"slot_mapping\[0\] is 4; allowed: below 4"):
+        concat_and_cache_mla(latents, found, torch.ones(1, 2), torch.ones(1, 1), torch.tensor([4]))
+    assert not latents.any()
+
+
 def latent_spec(**options: Any) -> MLAAttentionSpec:
     plain: dict[str, Any] = {
         "block_size": 2,

@@ -82,11 +82,25 @@ class _Places(NamedTuple):
     is_written: torch.Tensor | None = None
 
 
-def _places(slot_mapping: torch.Tensor, block_size: int) -> _Places:
-    """Leave out the padded rows, by shape on the host and by value on a device."""
+def _places(slot_mapping: torch.Tensor, block_size: int, num_blocks: int) -> _Places:
+    """Leave out the padded rows, by shape on the host and by value on a device.
+
+    Raises:
+        InvalidInputError: a slot is past the cache; looked at on the host alone, where that is not
+            to wait for a device.
+    """
     if _is_on_host(slot_mapping):
-        is_real = slot_mapping >= 0
-        rows = slice(len(slot_mapping)) if bool(is_real.all()) else is_real.nonzero().squeeze(1)
+        least, most = map(int, slot_mapping.aminmax())
+        if most >= num_blocks * block_size:
+            raise InvalidInputError.for_argument(
+                f"slot_mapping[{int(slot_mapping.argmax())}]",
+                most,
+                f"below {num_blocks * block_size}: the cache has {num_blocks} blocks of "
+                f"{block_size}",
+            )
+        rows: slice | torch.Tensor = slice(len(slot_mapping))
+        if least < 0:
+            rows = (slot_mapping >= 0).nonzero().squeeze(1)
         slots = slot_mapping[rows]
         return _Places(rows, slots // block_size, slots % block_size)
     # Padded rows repeat a row that is written anyway: to write one value twice is deterministic,
@@ -139,13 +153,14 @@ def write_kv(
         v_scale: likewise for values.
 
     Raises:
-        InvalidInputError: a shape, dtype, device or scale does not fit.
+        InvalidInputError: a shape, dtype, device or scale does not fit, or, on the host, a slot is
+            past the cache.
         UnsupportedOptionError: a format that is not written with torch.
     """
     views = _checked_views(kv_cache, spec, key, value, slot_mapping)
     if len(slot_mapping) == 0:
         return
-    places = _places(slot_mapping, spec.block_size)
+    places = _places(slot_mapping, spec.block_size, kv_cache.shape[0])
     key_stored, key_row_scale = _encode(spec, "k_scale", key[places.rows], k_scale)
     value_stored, value_row_scale = _encode(spec, "v_scale", value[places.rows], v_scale)
     _put(views.key, places, key_stored)
@@ -215,7 +230,8 @@ def concat_and_cache_mla(
         scale: stored = entry / scale for an fp8 cache, 1 for every other.
 
     Raises:
-        InvalidInputError: a shape, dtype, device or scale does not fit.
+        InvalidInputError: a shape, dtype, device or scale does not fit, or, on the host, a slot is
+            past the cache.
         UnsupportedOptionError: a format that is not written with torch.
     """
     views = spec.split(kv_cache)
@@ -225,7 +241,7 @@ def concat_and_cache_mla(
     _check_rows("rope", rope, num_tokens, (spec.head_size - spec.kv_lora_rank,), kv_cache)
     if num_tokens == 0:
         return
-    places = _places(slot_mapping, spec.block_size)
+    places = _places(slot_mapping, spec.block_size, kv_cache.shape[0])
     entry = torch.cat((latent[places.rows], rope[places.rows]), dim=-1).unsqueeze(1)
     _put(views.key, places, _encode(spec, "scale", entry, scale)[0])
 
