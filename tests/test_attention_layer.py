@@ -255,7 +255,6 @@ def test_checked_mode_holds_the_cache_to_the_batch() -> None:
     attn = layer(config=BuildConfig(checked=True))
     query, key, value = step_inputs(4)
     plan = attn.plan(batch([4], [4]))  # block 5
-    assert plan.min_num_blocks == 6
     with pytest.raises(InvalidInputError, match="kv_cache blocks is 5; allowed: at least 6"):
         attn.forward(query, key, value, attn.allocate(5), plan)
     attn.forward(query, key, value, attn.allocate(6), plan)
@@ -381,3 +380,23 @@ def test_a_plan_of_another_backend_is_refused_before_the_cache_is_written() -> N
     with pytest.raises(InvalidInputError, match="metadata is a FlexMetadata"):
         attention.forward(rows(2, HEADS, SIZE), new, new, cache, plan)
     assert not cache.any()
+
+
+@pytest.mark.parametrize("backend", ["TORCH_SDPA", "FLEX_ATTENTION", "CPU_ATTN"])
+def test_a_block_past_the_cache_is_refused_before_it_is_written(backend: str) -> None:
+    attn = layer(backend=backend, block_size=16, head_size=32)
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=[1], seq_lens=[18], block_table=torch.tensor([[5, 1]]), block_size=16
+    )
+    step = rows(1, HEADS, 32), rows(1, KV_HEADS, 32), rows(1, KV_HEADS, 32)
+    kv_cache = attn.allocate(5)
+    with pytest.raises(InvalidInputError, match=r"kv_cache blocks is 5; allowed: at least 6"):
+        attn.forward(*step, kv_cache, attn.plan(common))
+    assert not kv_cache.any()
+    attn.forward(*step, attn.allocate(6), attn.plan(common))
+
+
+def test_a_negative_block_is_refused_when_the_step_is_planned() -> None:
+    wrong = batch([1], [5]).with_fields(block_table=torch.tensor([[-2, 1, 0]], dtype=torch.int32))
+    with pytest.raises(MetadataError, match=r"block_table\[0, 0\] is -2; allowed: >= 0"):
+        layer().plan(wrong)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_shared.checked import blocks_needed, check_metadata
+from attn_shared.checked import blocks_at_most, blocks_needed, check_metadata
 from attn_shared.errors import MetadataError
 from attn_shared.kv_cache import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
@@ -280,6 +280,23 @@ def test_blocks_that_a_cache_must_have(changes: dict[str, Any], expected: int) -
 
 def test_a_cache_without_blocks_needs_none() -> None:
     assert blocks_needed(batch(), None) is None
+
+
+def test_a_negative_block_that_is_read_is_no_number_of_blocks() -> None:
+    unread, read = i32(1, 2, 3, -9, 4, -9, -9, 0), i32(1, -7, 3, 0, 4, 0, 0, 0)
+    assert blocks_needed(batch(block_table=unread.view(4, 2)), SPEC) == 5
+    with pytest.raises(MetadataError, match=r"block_table\[0, 1\] is -7; allowed: >= 0"):
+        blocks_needed(batch(block_table=read.view(4, 2)), SPEC)
+
+
+def test_a_bound_counts_what_is_not_read_and_reads_what_may_be_wrong() -> None:
+    unread, padded = i32(1, 2, 3, 70, 4, 0, 0, 0), i32(1, 2, 3, -1, 4, -1, -1, 70)
+    assert blocks_at_most(batch(block_table=unread.view(4, 2)), SPEC) == 71
+    assert blocks_at_most(batch(block_table=padded.view(4, 2)), SPEC) == 5
+    assert blocks_at_most(batch(block_table=None), SPEC) == 5
+    read = i32(1, -7, 3, 0, 4, 0, 0, 0)
+    with pytest.raises(MetadataError, match=r"block_table\[0, 1\] is -7; allowed: >= 0"):
+        blocks_at_most(batch(block_table=read.view(4, 2)), SPEC)
 
 
 def test_off_during_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:

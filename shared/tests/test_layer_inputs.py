@@ -7,6 +7,7 @@ import torch
 from attn_shared_fakes import request
 
 from attn_shared._layer_inputs import (
+    blocks_bound,
     check_batch_kind,
     check_cache_size,
     check_config,
@@ -24,6 +25,7 @@ from attn_shared.errors import (
     MetadataError,
     UnknownNameError,
 )
+from attn_shared.kv_cache import FullAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionType
@@ -190,14 +192,24 @@ class TestCalls:
             check_places(**{**plain, name: shared})
 
     def test_a_cache_has_every_block_that_is_named(self) -> None:
-        cache = torch.zeros(4, 2)
-        check_cache_size(cache, 4)
-        check_cache_size(cache, None)
-        check_cache_size(None, 9)
+        spec = FullAttentionSpec(
+            block_size=4, dtype=torch.float32, num_kv_heads=1, head_size=2, head_size_v=2
+        )
+        common = CommonAttentionMetadata.from_lengths(
+            query_lens=[1, 1],
+            seq_lens=[5, 3],
+            block_table=torch.tensor([[3, 4], [0, 99]]),
+            block_size=4,
+        )
+        bound = blocks_bound(common, spec, is_checked=False)
+        assert bound == 100
+        check_cache_size(torch.zeros(5, 2), bound, common, spec)  # nobody reads block 99
+        check_cache_size(torch.zeros(4, 2), None, common, spec)
+        check_cache_size(None, bound, common, spec)
         with pytest.raises(
             InvalidInputError, match=r"blocks is 4; allowed: at least 5: .* block 4"
         ):
-            check_cache_size(cache, 5)
+            check_cache_size(torch.zeros(4, 2), bound, common, spec)
 
     @pytest.mark.parametrize(
         ("lengths", "words"),

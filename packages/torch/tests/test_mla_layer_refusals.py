@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +71,37 @@ def test_a_plan_of_an_ordinary_layer_is_refused_before_the_cache_is_written() ->
     kv_cache = mla.allocate(4)
     with pytest.raises(InvalidInputError, match="allowed: an MLAMetadata"):
         mla.forward(*step(), kv_cache, other.plan(common))
+    assert not kv_cache.any()
+
+
+@pytest.mark.parametrize("call", ["forward", "update", "decode"])
+def test_a_plan_of_another_backend_is_refused_before_the_cache_is_written(call: str) -> None:
+    mla, kv_cache = layer(), layer().allocate(4)
+    plan = mla.plan(batch())
+    foreign = replace(plan, metadata=replace(plan.metadata, decode=object()))
+    query, latent, rope = step()
+    calls: dict[str, Callable[[], object]] = {
+        "forward": lambda: mla.forward(query, latent, rope, kv_cache, foreign),
+        "update": lambda: mla.update(latent, rope, kv_cache, foreign),
+        "decode": lambda: mla.decode(torch.ones(13, 2, 20), kv_cache, foreign),
+    }
+    with pytest.raises(InvalidInputError, match="allowed: a TorchMLADecode, which the builder"):
+        calls[call]()
+    assert not kv_cache.any()
+
+
+@pytest.mark.parametrize("call", ["forward", "update", "decode"])
+def test_a_cache_with_too_few_blocks_is_refused_before_it_is_written(call: str) -> None:
+    mla, kv_cache = layer(), layer().allocate(1)
+    plan = mla.plan(batch())
+    query, latent, rope = step()
+    calls: dict[str, Callable[[], object]] = {
+        "forward": lambda: mla.forward(query, latent, rope, kv_cache, plan),
+        "update": lambda: mla.update(latent, rope, kv_cache, plan),
+        "decode": lambda: mla.decode(torch.ones(13, 2, 20), kv_cache, plan),
+    }
+    with pytest.raises(InvalidInputError, match="kv_cache blocks is 1; allowed: at least"):
+        calls[call]()
     assert not kv_cache.any()
 
 

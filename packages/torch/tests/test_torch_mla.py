@@ -102,7 +102,7 @@ def test_rows_behind_the_decodes_are_not_read() -> None:
 def test_metadata_of_another_backend_is_refused() -> None:
     layer = spec()
     other = MLAMetadata(num_tokens=1, num_decode_tokens=1, num_decodes=1, decode=object())
-    with pytest.raises(InvalidInputError, match=r"metadata.decode is object; allowed: from a"):
+    with pytest.raises(InvalidInputError, match=r"metadata.decode is object; allowed: a Torch"):
         TorchMLAImpl(layer).forward_mqa(
             Layer(), torch.zeros(1, 3, 24), torch.zeros(6, 4, 24), other
         )

@@ -320,7 +320,7 @@ def test_metadata_of_another_backend(name: str) -> None:
     foreign: Any = MLAMetadata(num_tokens=1, num_decode_tokens=1, num_decodes=1, decode=object())
     with loaded(stubbed):
         impl, _ = built(stubbed.backend, given.layer)
-        with pytest.raises(InvalidInputError, match="from a builder of"):
+        with pytest.raises(InvalidInputError, match="which the builder of this layer's backend"):
             impl.forward_mqa(layer_object(), given.query, given.kv_cache, foreign)
 
 

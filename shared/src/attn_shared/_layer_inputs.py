@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attn_shared._overlap import is_self_overlapping
+from attn_shared.checked import blocks_at_most, blocks_needed
 from attn_shared.device import PRESETS
 from attn_shared.errors import (
     InvalidInputError,
@@ -17,6 +18,7 @@ from attn_shared.errors import (
     MetadataError,
     UnknownNameError,
 )
+from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ranks import ContextParallel
 from attn_shared.request import AttentionRequest, AttentionType
@@ -24,6 +26,7 @@ from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
 
 __all__ = [
+    "blocks_bound",
     "check_batch_kind",
     "check_cache_size",
     "check_config",
@@ -238,23 +241,49 @@ def check_places(key: object, value: object, kv_cache: object, output: object, l
             )
 
 
-def check_cache_size(kv_cache: Tensor | None, min_num_blocks: int | None) -> None:
+def blocks_bound(
+    common: CommonAttentionMetadata, spec: KVCacheSpec | None, *, is_checked: bool
+) -> int | None:
+    """Return a bound on the blocks that a cache must have for a batch, where the host may look.
+
+    Args:
+        common: the batch.
+        spec: the cache's format.
+        is_checked: whether looking may wait for the device; on a CPU there is nothing to wait for.
+
+    Raises:
+        MetadataError: a block id that is read is negative.
+    """
+    if not is_checked and common.query_start_loc.device.type != "cpu":
+        return None
+    return blocks_at_most(common, spec)
+
+
+def check_cache_size(
+    kv_cache: Tensor | None,
+    bound: int | None,
+    common: CommonAttentionMetadata,
+    spec: KVCacheSpec | None,
+) -> None:
     """Refuse a cache that lacks a block which the batch names.
 
     Args:
         kv_cache: its first dimension counts blocks.
-        min_num_blocks: blocks that the batch needs; None: not known.
+        bound: from `blocks_bound`: no block is looked at where the cache has so many.
+        common: the batch.
+        spec: the cache's format.
 
     Raises:
         InvalidInputError: it has fewer.
     """
-    if kv_cache is None or min_num_blocks is None or kv_cache.ndim == 0:
+    if kv_cache is None or bound is None or kv_cache.ndim == 0 or kv_cache.shape[0] >= bound:
         return
-    if kv_cache.shape[0] < min_num_blocks:
+    least = blocks_needed(common, spec)
+    if least is not None and kv_cache.shape[0] < least:
         raise InvalidInputError.for_argument(
             "kv_cache blocks",
             kv_cache.shape[0],
-            f"at least {min_num_blocks}: the batch names block {min_num_blocks - 1}",
+            f"at least {least}: the batch names block {least - 1}",
         )
 
 

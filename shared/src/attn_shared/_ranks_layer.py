@@ -23,7 +23,7 @@ from attn_shared.spec import LayerSpec
 if TYPE_CHECKING:
     from attn_shared.backend import AttentionMetadataBuilder
 
-__all__ = ["RanksLayer", "RanksStep"]
+__all__ = ["RanksLayer", "RanksStep", "require_ranks_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +45,19 @@ class RanksStep:
     sharded: DcpStep | None
     metadata: Any
     token_order: Tensor | None
+
+
+def require_ranks_step(metadata: object) -> RanksStep:
+    """Return the step of a layer over ranks, after refusing a plan of a layer on one rank.
+
+    Raises:
+        InvalidInputError: as said.
+    """
+    if not isinstance(metadata, RanksStep):
+        raise InvalidInputError.for_argument(
+            "plan", "of a layer on one rank", "from this layer's own `plan`"
+        )
+    return metadata
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
 from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
 from attn_shared.metadata import CommonAttentionMetadata
 
-__all__ = ["blocks_needed", "check_metadata"]
+__all__ = ["blocks_at_most", "blocks_needed", "check_metadata"]
 
 
 def check_metadata(
@@ -58,23 +58,54 @@ def check_metadata(
 def blocks_needed(common: CommonAttentionMetadata, spec: KVCacheSpec | None) -> int | None:
     """Return how many blocks a cache must have for a batch: its largest block id or slot's, plus 1.
 
-    Synchronises the device. None while a graph is recorded, and for a cache without blocks.
+    Synchronises a device. None while a graph is recorded, and for a cache without blocks.
 
     Args:
-        common: the batch, which `check_metadata` accepted.
+        common: the batch.
         spec: the cache's format.
+
+    Raises:
+        MetadataError: a block id that is read is negative.
     """
-    block_size = _block_size_of(spec)
+    block_size, table = _block_size_of(spec), common.block_table
     if block_size is None or _is_capturing(common.query_start_loc.device):
         return None
     most = -1
-    if common.block_table is not None and common.block_table.numel():
-        table = common.block_table.cpu()
+    if table is not None and table.numel():
+        table = table.cpu()
         is_read = _is_read(table, _lens_read(common).cpu(), block_size)
+        _check_ids(table, is_read, None)
         most = int(table.masked_fill(~is_read, -1).max())
-    if common.slot_mapping is not None and len(common.slot_mapping):
-        most = max(most, int(common.slot_mapping.max()) // block_size)
-    return most + 1
+    return 1 + max(most, _last_written(common, block_size))
+
+
+def blocks_at_most(common: CommonAttentionMetadata, spec: KVCacheSpec | None) -> int | None:
+    """Return a bound on `blocks_needed` that costs some 15 us on the host.
+
+    It counts entries of the block table that are not read as well, unless one is negative.
+
+    Args:
+        common: the batch.
+        spec: the cache's format.
+
+    Raises:
+        MetadataError: a block id that is read is negative.
+    """
+    block_size, table = _block_size_of(spec), common.block_table
+    if block_size is None or _is_capturing(common.query_start_loc.device):
+        return None
+    most = -1
+    if table is not None and table.numel():
+        least, most = map(int, table.aminmax())
+        if least < 0:
+            return blocks_needed(common, spec)
+    return 1 + max(most, _last_written(common, block_size))
+
+
+def _last_written(common: CommonAttentionMetadata, block_size: int) -> int:
+    """Return the last block that the batch's slots are in, -1 for none."""
+    slots = common.slot_mapping
+    return -1 if slots is None or not len(slots) else int(slots.max()) // block_size
 
 
 def _block_size_of(spec: KVCacheSpec | None) -> int | None:
@@ -205,7 +236,10 @@ def _check_table(
     most = torch.full_like(lens, width * block_size)
     allowed = f"at most {{limit}}: block_table has {width} blocks of {block_size} per row"
     _refuse_where(lens > most, "seq_lens", lens, allowed, most)
-    is_read = _is_read(table, lens, block_size)
+    _check_ids(table, _is_read(table, lens, block_size), num_blocks)
+
+
+def _check_ids(table: torch.Tensor, is_read: torch.Tensor, num_blocks: int | None) -> None:
     if num_blocks is None:
         _refuse_where(is_read & (table < 0), "block_table", table, ">= 0, a block of the cache")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar, final
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, final
 
 import torch
 
@@ -13,6 +13,7 @@ from attn_shared.errors import InvalidInputError, MLAForwardError, UnsupportedOp
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla, write_kv
 from attn_shared.merge import merge_attn_states
+from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.spec import LayerSpec
 
 __all__ = [
@@ -174,13 +175,37 @@ class MLAAttentionImpl(AttentionImplBase[M]):
     A backend writes `forward_mqa`; `forward_mha` is the same for all and has the prefill that the
     builder chose attend. M is an `attn_shared.mla_metadata.MLAMetadata`.
 
+    Class attributes:
+        decode_type: what the backend's builder makes of decodes (`MLAMetadata.decode`).
+
     Attributes:
         gather_latents: what reads earlier entries; another of its signature may take its place.
         merge_states: what merges chunks of keys, likewise.
     """
 
+    decode_type: ClassVar[type[Any]] = object
     gather_latents: Callable[..., torch.Tensor] = staticmethod(gather_latents)
     merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = staticmethod(merge_attn_states)
+
+    def check_metadata(self, metadata: M) -> None:
+        """Refuse a step that another backend planned, before it changes a cache.
+
+        `MLAAttention` asks before it writes the step's latents, and `forward_mqa` refuses the same.
+
+        Args:
+            metadata: what some builder returned.
+
+        Raises:
+            InvalidInputError: it is no `MLAMetadata`, or its decodes are none of `decode_type`.
+        """
+        decode = require_mla_metadata(metadata).decode
+        if decode is not None and not isinstance(decode, self.decode_type):
+            raise InvalidInputError.for_argument(
+                "metadata.decode",
+                type(decode).__name__,
+                f"a {self.decode_type.__name__}, which the builder of this layer's backend makes",
+                hint="plan the step by the layer that runs it, or by one that was built alike.",
+            )
 
     def forward_mha(
         self,

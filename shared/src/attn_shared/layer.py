@@ -13,6 +13,7 @@ import torch
 from attn_shared._dcp_layer import Build
 from attn_shared._fields import require_positive
 from attn_shared._layer_inputs import (
+    blocks_bound,
     check_batch_kind,
     check_cache_size,
     check_config,
@@ -24,10 +25,10 @@ from attn_shared._layer_inputs import (
     per_head,
     policy_of,
 )
-from attn_shared._ranks_layer import RanksLayer, RanksStep
+from attn_shared._ranks_layer import RanksLayer, require_ranks_step
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
 from attn_shared.call_checks import CallChecker, check_block_size, check_scale
-from attn_shared.checked import blocks_needed, check_metadata
+from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
@@ -52,7 +53,8 @@ class StepPlan:
         metadata: the backend's own.
         token_order: (T,) int64: row i of that order is row token_order[i] of the caller's query;
             None where the two are the same.
-        min_num_blocks: blocks that the cache must have for this batch, where checked mode looked.
+        blocks_bound: a cache of so many blocks has all of this batch, where the host may look: in
+            checked mode, and on a CPU.
         rows: (T_r,) int64: which rows of the batch this rank computes, where ranks split its tokens
             (`common` then describes those alone); None: all.
     """
@@ -60,7 +62,7 @@ class StepPlan:
     common: CommonAttentionMetadata
     metadata: Any
     token_order: torch.Tensor | None = None
-    min_num_blocks: int | None = None
+    blocks_bound: int | None = None
     rows: torch.Tensor | None = None
 
 
@@ -216,9 +218,9 @@ class Attention:
 
         Raises:
             MetadataError: the batch contradicts itself (contents are looked at in checked mode
-                only, since that synchronises the device), was described for blocks of another
-                size than the layer's cache has, or has fields that a layer of this attn_type does
-                not read.
+                only, since that synchronises the device; on a CPU, negative block ids always), was
+                described for blocks of another size than the layer's cache has, or has fields
+                that a layer of this attn_type does not read.
             InvalidRequestError: `num_blocks` is no count.
             RanksDisagreeError: ranks that share the sequences describe other batches.
         """
@@ -228,16 +230,15 @@ class Attention:
         check_block_size(common.block_size, self.kv_cache_spec)
         if self._ranks is not None:
             common = self._ranks.with_shares(common)
-        min_num_blocks = None
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
-            min_num_blocks = blocks_needed(common, self.kv_cache_spec)
+        bound = blocks_bound(common, self.kv_cache_spec, is_checked=self.config.checked)
         if self._ranks is not None:
             step = self._ranks.plan(common)
             return StepPlan(
                 common=step.common,
                 metadata=step,
-                min_num_blocks=min_num_blocks,
+                blocks_bound=bound,
                 rows=None if step.split is None else step.split.rows,
             )
         token_order = None
@@ -248,7 +249,7 @@ class Attention:
             common=common,
             metadata=metadata,
             token_order=token_order,
-            min_num_blocks=min_num_blocks,
+            blocks_bound=bound,
         )
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
@@ -312,10 +313,10 @@ class Attention:
             )
         check_block_size(plan.common.block_size, self.kv_cache_spec)
         check_places(key, value, kv_cache, output, lse)
-        check_cache_size(kv_cache, plan.min_num_blocks)
         if self._ranks is not None:
             return self._forward_shared(query, key, value, kv_cache, plan, output, lse)
         self._require_slots(key, value, plan.common)
+        check_cache_size(kv_cache, plan.blocks_bound, plan.common, self.kv_cache_spec)
         if plan.token_order is not None:
             self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
             return self._forward_reordered(query, key, value, kv_cache, plan, output, lse)
@@ -359,11 +360,10 @@ class Attention:
         lse: torch.Tensor | None,
     ) -> torch.Tensor:
         """Run this rank's part of a step; everything is checked before it meets the others."""
-        step, ranks = plan.metadata, self._ranks
-        if ranks is None or not isinstance(step, RanksStep):
-            raise InvalidInputError.for_argument(
-                "plan", "of a layer on one rank", "from this layer's own `plan`"
-            )
+        step, ranks = require_ranks_step(plan.metadata), self._ranks
+        if ranks is None:
+            raise TypeError("a layer on one rank has no step over several")
+        check_cache_size(kv_cache, plan.blocks_bound, step.whole, self.kv_cache_spec)
         self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
         cache, spec = self._checker.check_cache(kv_cache, query.device)
         spec.split(cache)

@@ -10,14 +10,16 @@ import torch
 
 from attn_shared._dcp_layer import call_forward_mqa
 from attn_shared._layer_inputs import (
+    blocks_bound,
     check_batch_kind,
+    check_cache_size,
     check_config,
     check_options,
     device_of,
     group_sizes,
     policy_of,
 )
-from attn_shared._ranks_layer import RanksLayer
+from attn_shared._ranks_layer import RanksLayer, require_ranks_step
 from attn_shared.backend import AttentionMetadataBuilder, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker, check_block_size, check_scale
 from attn_shared.checked import check_metadata
@@ -26,7 +28,6 @@ from attn_shared.errors import InvalidInputError, InvalidRequestError, Unsupport
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan, register_layer
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.mla_prefill import prefill_request
 from attn_shared.mla_projections import MLAProjections
 from attn_shared.ordering import ordered
@@ -242,15 +243,18 @@ class MLAAttention:
             common = self._ranks.with_shares(common)
         if self.config.checked:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
+        bound = blocks_bound(common, self.kv_cache_spec, is_checked=self.config.checked)
         if self._ranks is not None:
             step = self._ranks.plan(common)
-            return StepPlan(common=step.common, metadata=step)
+            return StepPlan(common=step.common, metadata=step, blocks_bound=bound)
         token_order = None
         threshold = self.builder.reorder_batch_threshold or 1
         if self.builder.requires_ordered_batch and common.max_query_len > threshold:
             common, token_order = ordered(common, threshold)
         metadata = self.builder.build(0, common)
-        return StepPlan(common=common, metadata=metadata, token_order=token_order)
+        return StepPlan(
+            common=common, metadata=metadata, token_order=token_order, blocks_bound=bound
+        )
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
         """Prepare a step of decodes for a graph to capture; `refresh` brings later ones to it."""
@@ -273,9 +277,15 @@ class MLAAttention:
         """Write the step's latents (T, kv_lora_rank) and rope parts (T, qk_rope_head_dim).
 
         Raises:
-            InvalidInputError: the batch does not say where they go, or `plan` is none.
+            InvalidInputError: the batch does not say where they go, or `plan` or the cache are not
+                the layer's; nothing was written then.
         """
-        _check_is_plan(plan)
+        self._check_step(plan, kv_cache)
+        self._write(latent, rope, kv_cache, plan)
+
+    def _write(
+        self, latent: torch.Tensor, rope: torch.Tensor, kv_cache: torch.Tensor, plan: StepPlan
+    ) -> None:
         slots = plan.common.slot_mapping
         if slots is None:
             raise InvalidInputError.for_argument(
@@ -345,7 +355,7 @@ class MLAAttention:
         projections, metadata = self.projections, plan.metadata
         if projections is None:
             raise TypeError("a layer that was checked has its projections")
-        self.update(latent, rope, kv_cache, plan)
+        self._write(latent, rope, kv_cache, plan)
         is_shared = self._ranks is not None
         num_tokens = plan.common.num_actual_tokens
         decodes = num_tokens if is_shared else metadata.num_decode_tokens
@@ -377,6 +387,20 @@ class MLAAttention:
             return None
         return [start for start in common.query_start_loc_cpu.tolist() if start <= num_rows]
 
+    def _check_step(self, plan: StepPlan, kv_cache: torch.Tensor) -> None:
+        """Refuse what is no plan, one of another backend or other ranks, and a cache too small."""
+        if not isinstance(plan, StepPlan):
+            raise InvalidInputError.for_argument(
+                "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
+            )
+        whole = plan.common
+        if self._ranks is None:
+            self.impl.check_metadata(plan.metadata)
+        else:
+            whole = require_ranks_step(plan.metadata).whole
+        self.kv_cache_spec.check(kv_cache)
+        check_cache_size(kv_cache, plan.blocks_bound, whole, self.kv_cache_spec)
+
     @property
     def output_size(self) -> int:
         """Width of the output of `forward`, v_head_dim."""
@@ -397,16 +421,13 @@ class MLAAttention:
         lse: torch.Tensor | None,
     ) -> None:
         """Refuse what does not fit before the cache is written."""
-        _check_is_plan(plan)
-        if self._ranks is None:
-            require_mla_metadata(plan.metadata)
+        self._check_step(plan, kv_cache)
         if self.projections is None:
             raise InvalidInputError.for_argument(
                 "kv_b_proj", None, "the layer's up-projection, from its constructor, for forward"
             )
         rows = plan.common.num_actual_tokens
         self._checker.check_latents(query, latent, rope, output, lse, rows)
-        self.kv_cache_spec.check(kv_cache)
 
     def decode(
         self,
@@ -432,9 +453,9 @@ class MLAAttention:
         Raises:
             InvalidInputError: an argument does not fit the layer, or rows of the plan are prefills.
         """
-        _check_is_plan(plan)
+        self._check_step(plan, kv_cache)
         if self._ranks is None:
-            prefills = require_mla_metadata(plan.metadata).num_prefill_tokens
+            prefills = plan.metadata.num_prefill_tokens
             if prefills:
                 raise InvalidInputError.for_argument(
                     "plan",
@@ -444,7 +465,6 @@ class MLAAttention:
                 )
             return self.impl.forward_mqa(self, query, kv_cache, plan.metadata, output, lse=lse)
         self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
-        self.kv_cache_spec.split(kv_cache)
         return self._ranks.attend(query, kv_cache, plan.metadata, output, lse)
 
 
@@ -463,13 +483,6 @@ def _dims_of(dims: object, options: Mapping[str, Any]) -> MLADims:
                 hint="pass dims=MLADims(...).",
             )
     return dims or MLADims()
-
-
-def _check_is_plan(plan: object) -> None:
-    if not isinstance(plan, StepPlan):
-        raise InvalidInputError.for_argument(
-            "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
-        )
 
 
 _ARGUMENTS = ("num_heads", "scale", *(MLAAttention.__init__.__kwdefaults__ or ()))

@@ -10,7 +10,7 @@ from torch import Tensor
 from attn_shared.alignment import ALIGNMENT_BYTES, is_aligned
 from attn_shared.backend import AttentionLayer, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
-from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.errors import UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.loaded_devices import LoadedDevice, LoadedDevices
 from attn_shared.mla_edges import to_contract_lse
@@ -36,7 +36,6 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         self,
         spec: LayerSpec,
         devices: LoadedDevices,
-        decode_type: type[D],
         name: str,
         *,
         can_return_lse: bool = True,
@@ -46,7 +45,6 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         Args:
             spec: of the layer.
             devices: where the backend is loaded.
-            decode_type: the metadata that the backend's builder makes.
             name: of the backend.
             can_return_lse: of the release that is installed.
 
@@ -57,7 +55,7 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         """
         super().__init__(spec)
         self.loaded: LoadedDevice = devices.serving(spec)
-        self._name, self._decode_type = name, decode_type
+        self._name = name
         self._checker = CallChecker(spec, returns_lse=can_return_lse)
         self.can_return_lse = can_return_lse
         dims, cache = _served(spec, name, self.loaded)
@@ -97,12 +95,9 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
         self._checker.check_decode_inputs(layer, query, kv_cache, metadata, output, lse)
+        self.check_metadata(metadata)
         self._check_aligned(kv_cache)
         step, count = metadata.decode, metadata.num_decode_tokens
-        if step is not None and not isinstance(step, self._decode_type):
-            raise InvalidInputError.for_argument(
-                "metadata.decode", type(step).__name__, f"from a builder of {self._name}"
-            )
         if step is None:
             return self._whole(query, output, 0)
         rows, out = query, output

@@ -141,6 +141,7 @@ class MLAReferenceImpl(MLAAttentionImpl[MLAMetadata[CommonAttentionMetadata]]):
     """Computes in float64. `backend` is the class that it stands for."""
 
     can_return_lse = True
+    decode_type = CommonAttentionMetadata
     backend: ClassVar[type[MLAReferenceBackend]]
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -183,6 +184,7 @@ class MLAReferenceImpl(MLAAttentionImpl[MLAMetadata[CommonAttentionMetadata]]):
         lse: Tensor | None,
     ) -> Tensor:
         """Refuse arguments that do not fit, and return the output."""
+        self.check_metadata(metadata)
         return self.checker.check_decode(layer, query, kv_cache, metadata, output, lse)[0]
 
     def attend(

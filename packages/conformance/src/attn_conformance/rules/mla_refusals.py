@@ -64,7 +64,8 @@ _DECODE_TENSORS: dict[str, tuple[str, str, Change]] = {
 
 def _wrong_decodes(depth: Depth, fit: Fit) -> Iterator[Case]:
     lens = ((1, 1, 1), (5, 9, 2))
-    for name in (*_DECODE_TENSORS, "expanded-query", "values-as-output", "scale-unquantised"):
+    others = ("expanded-query", "values-as-output", "scale-unquantised", "metadata-of-another")
+    for name in (*_DECODE_TENSORS, *others):
         if name.startswith("scale"):
             yield fit.mla_case(name, *lens, kv_cache_dtype="auto")
         else:
@@ -97,6 +98,11 @@ def _check_wrong_decode(subject: Subject, case: Case) -> None:
         arguments[name] = change(arguments[name])
     elif case.name == "expanded-query":
         arguments["query"] = batch.query
+    elif case.name == "metadata-of-another":
+        word, other = "metadata", replace(arguments["metadata"], decode=object())
+        arguments["metadata"] = other
+        with must_refuse("check_metadata of another backend's decodes", word):
+            engine.impl.check_metadata(other)
     elif case.name == "values-as-output":
         word, shape = "output", batch.absorbed.shape[:2]
         arguments["output"] = batch.query.new_empty(*shape, batch.dims.v_head_dim + 1)

@@ -311,6 +311,15 @@ class TakesAnyDecode(MLATwin):
             return query if output is None else output
 
 
+class TakesAnothersDecodes(MLATwin):
+    """Does not say what its decodes are, so that another backend's are taken for its own."""
+
+    breaks = ("mla_decode_input",)
+
+    class impl(MLAReferenceImpl):
+        decode_type = object
+
+
 class SwallowsRefusals(MLATwin):
     """Leaves the output alone where an argument of a prefill is wrong, without a word."""
 
@@ -354,6 +363,7 @@ TWINS: tuple[type[MLATwin], ...] = (
     TakesAnyLayer,
     TakesAnyBlocks,
     TakesAnyDecode,
+    TakesAnothersDecodes,
     SwallowsRefusals,
     TakesOtherBlocks,
 )

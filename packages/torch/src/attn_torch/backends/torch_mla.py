@@ -17,7 +17,6 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
-from attn_shared.errors import InvalidInputError
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
@@ -118,6 +117,7 @@ class TorchMLAImpl(MLAAttentionImpl[MLAMetadata[TorchMLADecode]]):
     """Runs one layer; float32 means IEEE, as in TORCH_SDPA."""
 
     can_return_lse = True
+    decode_type = TorchMLADecode
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.
@@ -149,12 +149,9 @@ class TorchMLAImpl(MLAAttentionImpl[MLAMetadata[TorchMLADecode]]):
             InvalidInputError: an argument does not fit the layer or the metadata.
         """
         output, cache = self._checker.check_decode(layer, query, kv_cache, metadata, output, lse)
+        self.check_metadata(metadata)
         if metadata.decode is None:
             return output
-        if not isinstance(metadata.decode, TorchMLADecode):
-            raise InvalidInputError.for_argument(
-                "metadata.decode", type(metadata.decode).__name__, f"from a builder of {NAME}"
-            )
         reader = LatentReader(
             kv_cache=kv_cache, spec=cache, dtype=self.spec.dtype, scale=layer.k_scale
         )

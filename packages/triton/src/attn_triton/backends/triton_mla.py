@@ -15,7 +15,6 @@ from attn_shared.backend import AttentionBackend, AttentionLayer, MLAAttentionIm
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
-from attn_shared.errors import InvalidInputError
 from attn_shared.mla_metadata import MLAMetadata
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
@@ -69,6 +68,7 @@ class TritonMLAImpl(MLAAttentionImpl[MLAMetadata[TritonMLADecode]]):
     """Runs one layer."""
 
     can_return_lse = True
+    decode_type = TritonMLADecode
     merge_states = staticmethod(merge_attn_states)
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -99,13 +99,10 @@ class TritonMLAImpl(MLAAttentionImpl[MLAMetadata[TritonMLADecode]]):
             InvalidInputError: an argument does not fit the layer or the metadata.
         """
         output, _ = self._checker.check_decode(layer, query, kv_cache, metadata, output, lse)
+        self.check_metadata(metadata)
         step = metadata.decode
         if step is None:
             return output
-        if not isinstance(step, TritonMLADecode):
-            raise InvalidInputError.for_argument(
-                "metadata.decode", type(step).__name__, f"from a builder of {MLA_NAME}"
-            )
         if query.stride(2) != 1:
             query = query.contiguous()
         into, sums = output, lse

@@ -20,7 +20,6 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
-from attn_shared.errors import InvalidInputError
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
@@ -121,6 +120,7 @@ class CpuMLAImpl(MLAAttentionImpl[MLAMetadata[CpuMLADecode]]):
     """Runs one layer."""
 
     can_return_lse = True
+    decode_type = CpuMLADecode
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.
@@ -150,13 +150,10 @@ class CpuMLAImpl(MLAAttentionImpl[MLAMetadata[CpuMLADecode]]):
             InvalidInputError: an argument does not fit the layer or the metadata.
         """
         output, cache = self._checker.check_decode(layer, query, kv_cache, metadata, output, lse)
+        self.check_metadata(metadata)
         decode = metadata.decode
         if decode is None:
             return output
-        if not isinstance(decode, CpuMLADecode):
-            raise InvalidInputError.for_argument(
-                "metadata.decode", type(decode).__name__, f"from a builder of {NAME}"
-            )
         views = cache.split(kv_cache)
         scale = self._scales.of(layer.k_scale) if cache.is_quantized else None
         count = metadata.num_decode_tokens

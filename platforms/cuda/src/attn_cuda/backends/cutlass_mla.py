@@ -123,9 +123,11 @@ class CutlassMLAMetadataBuilder(MLAMetadataBuilder[CutlassMLADecode]):
 class CutlassMLAImpl(VendorMLAImpl[CutlassMLADecode]):
     """Runs one layer; fewer heads than the kernel's 128 are padded by repetition."""
 
+    decode_type = CutlassMLADecode
+
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the operator; see `VendorMLAImpl`."""
-        super().__init__(spec, DEVICES, CutlassMLADecode, NAME)
+        super().__init__(spec, DEVICES, NAME)
         self._call = CutlassMLACall(spec, self.dims.kv_lora_rank)
 
     def decode(

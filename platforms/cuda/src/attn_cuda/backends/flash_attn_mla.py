@@ -200,9 +200,11 @@ def _size_of(common: CommonAttentionMetadata) -> tuple[int, int]:
 class FlashAttnMLAImpl(VendorMLAImpl[FlashAttnMLADecode]):
     """Runs one layer on the build that was resolved when it was made."""
 
+    decode_type = FlashAttnMLADecode
+
     def __init__(self, spec: LayerSpec) -> None:
         """Resolve the build, and bind its call; see `VendorMLAImpl`."""
-        super().__init__(spec, DEVICES, FlashAttnMLADecode, NAME)
+        super().__init__(spec, DEVICES, NAME)
         self.provider = _provider()
         self._call = FlashAttnMLACall(self.provider, spec, self.dims.kv_lora_rank)
 

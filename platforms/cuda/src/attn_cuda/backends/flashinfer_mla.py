@@ -26,7 +26,7 @@ from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_impl import VendorMLAImpl
-from attn_shared.mla_metadata import MLAQuerySupport
+from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
 from attn_shared.request import MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
@@ -172,12 +172,23 @@ class FlashInferMLAMetadataBuilder(MLAMetadataBuilder[FlashInferMLADecode]):
 class FlashInferMLAImpl(VendorMLAImpl[FlashInferMLADecode]):
     """Runs one layer on the kernels of its device."""
 
+    decode_type = FlashInferMLADecode
+
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the library's call; see `VendorMLAImpl`."""
-        super().__init__(spec, DEVICES, FlashInferMLADecode, NAME)
+        super().__init__(spec, DEVICES, NAME)
         self._trtllm: TrtllmMLA | None = None
         if is_blackwell(self.loaded.device):
             self._trtllm = TrtllmMLA(vendor.interface(), spec, self.dims)
+
+    def check_metadata(self, metadata: MLAMetadata[FlashInferMLADecode]) -> None:
+        """Refuse another backend's metadata, and decodes that were planned for another device."""
+        super().check_metadata(metadata)
+        step = metadata.decode
+        if step is not None and step.plan is None and self._trtllm is None:
+            raise InvalidInputError.for_argument(
+                "metadata.decode", "made for trtllm-gen", "made for the device of this layer"
+            )
 
     def decode(
         self,
@@ -195,9 +206,7 @@ class FlashInferMLAImpl(VendorMLAImpl[FlashInferMLADecode]):
                 out = None
             return step.plan.planned(query, kv_cache, out, with_lse=with_lse)
         if self._trtllm is None or step.workspace is None:
-            raise InvalidInputError.for_argument(
-                "metadata.decode", "made for trtllm-gen", "made for the device of this layer"
-            )
+            raise TypeError("decodes that were checked have a wrapper or a workspace")
         scales = (layer.q_scale, layer.k_scale) if self.is_quantized else None
         return self._trtllm(
             query, kv_cache, step.step, step.workspace, scales=scales, with_lse=with_lse

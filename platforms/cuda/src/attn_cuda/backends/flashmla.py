@@ -130,9 +130,11 @@ class FlashMLAMetadataBuilder(MLAMetadataBuilder[FlashMLADecode]):
 class FlashMLAImpl(VendorMLAImpl[FlashMLADecode]):
     """Runs one layer; the kernel returns a tensor of its own."""
 
+    decode_type = FlashMLADecode
+
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the library's call; see `VendorMLAImpl`."""
-        super().__init__(spec, DEVICES, FlashMLADecode, NAME)
+        super().__init__(spec, DEVICES, NAME)
         self._call = FlashMLACall(spec, self.dims.kv_lora_rank)
         self._descales = Descales(1, spec.num_heads)
 

@@ -115,11 +115,13 @@ class AiterMLAMetadataBuilder(MLAMetadataBuilder[TokenStep]):
 class AiterMLAImpl(VendorMLAImpl[TokenStep]):
     """Runs one layer; head counts that the kernels lack are padded by repetition."""
 
+    decode_type = TokenStep
+
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the library's call; see `VendorMLAImpl`."""
         there = DEVICES.serving(spec).capability
         has_lse = there.lse is not Support.NO
-        super().__init__(spec, DEVICES, TokenStep, LATENTS, can_return_lse=has_lse)
+        super().__init__(spec, DEVICES, LATENTS, can_return_lse=has_lse)
         self._call = AiterMLACall(spec, self.dims.kv_lora_rank)
         self._scales = Scales()
 
