@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attn_shared.capability import Capability, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor, preset
 from attn_shared.dtypes import KVCacheLayout
-from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet
+from attn_shared.limits import BlockSize, DeviceLimit, Exactly, MultipleOf, SizeSet
 from attn_shared.request import AttentionRequest, AttentionType, MLADims, Phase
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -187,11 +187,13 @@ def test_slow_features_are_those_asked_for_and_served_slowly() -> None:
         ((MultipleOf(16),), None, [16, 32, 672], [1, 8, 15, 24]),
         ((64, 128), 128, [64, 128], [16, 192, 256]),
         ((1,), None, [1, 15, 16], []),
+        ((Exactly(16), Exactly(32)), None, [16, 32], [8, 48, 64]),
+        ((Exactly(16), MultipleOf(64)), None, [16, 64, 128], [32, 48]),
         ((), None, [], [1, 16]),
     ],
 )
-def test_a_block_is_a_multiple_of_a_listed_size(
-    block_sizes: tuple[int | MultipleOf, ...],
+def test_a_block_is_of_a_listed_size(
+    block_sizes: tuple[BlockSize, ...],
     most: int | None,
     accepted: list[int],
     refused: list[int],
@@ -284,6 +286,8 @@ def test_reasons_and_capabilities_are_json_safe() -> None:
     record = json.loads(json.dumps(capability(sinks=Support.SLOW).to_dict()))
     assert record["dtypes"] == ["bfloat16", "float16"]
     assert record["block_sizes"] == ["multiple of 16"]
+    listed = capability(block_sizes=(64, Exactly(16))).to_dict()["block_sizes"]
+    assert listed == ["multiple of 64", "16"]  # a plain number admits its multiples
     assert record["features"]["sink"] == "slow"
     assert record["features"]["lse"] == "no"
     assert len(record["features"]) == len(FEATURES)

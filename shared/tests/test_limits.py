@@ -4,7 +4,14 @@ import pytest
 
 from attn_shared.device import Vendor, preset
 from attn_shared.errors import InvalidRequestError
-from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet, describe_multiples
+from attn_shared.limits import (
+    DeviceLimit,
+    Exactly,
+    MultipleOf,
+    SizeSet,
+    describe_blocks,
+    describe_multiples,
+)
 
 
 def test_multiples_are_values() -> None:
@@ -30,6 +37,13 @@ def test_a_base_has_multiples() -> None:
 )
 def test_lists_of_bases_read_without_repetition(bases: list[int], text: str) -> None:
     assert describe_multiples(bases) == text
+
+
+def test_lists_of_blocks_say_which_have_multiples() -> None:
+    assert describe_blocks([Exactly(64), Exactly(16)]) == "16, 64"
+    assert describe_blocks([64, MultipleOf(16), Exactly(8)]) == "8, a multiple of 16"
+    with pytest.raises(InvalidRequestError, match=r"Exactly\.size=0 .*int >= 1"):
+        Exactly(0)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_another_torch_is_refused_before_the_import(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"block_size": 24}, "block_size=24 (allowed: a divisor of 128)"),
+        ({"block_size": 24}, "block_size=24 (allowed: 1, 2, 4, 8, 16, 32, 64, 128)"),
         ({"window": (0, 0)}, "window=(0, 0) (allowed: at least 1 key on the left"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype=fp8_e5m2 (allowed: auto)"),
         ({"has_alibi": True}, "alibi=True (allowed: False)"),

@@ -31,6 +31,7 @@ from attn_shared.impl import (
     SparseMLAAttentionImpl,
 )
 from attn_shared.kv_cache import KVCacheSpec, PagedSpec
+from attn_shared.limits import BlockSize
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.spec import BuildConfig, LayerSpec
@@ -191,8 +192,11 @@ class AttentionBackend(ABC):
     @classmethod
     def get_supported_kernel_block_sizes(
         cls, device: DeviceFacts, inventory: Inventory
-    ) -> tuple[int | MultipleOf, ...]:
-        """Return the listed block sizes; a plain number is a divisor, not the one allowed value."""
+    ) -> tuple[BlockSize, ...]:
+        """Return the listed block sizes; a plain number is a divisor, not the one allowed value.
+
+        An `Exactly` is that one value.
+        """
         return cls.capability(device, inventory).block_sizes
 
     @final

@@ -12,12 +12,21 @@ import torch
 from attn_shared._dcp_rules import Objection, dcp_objections, pcp_objections
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout, dtype_name
-from attn_shared.limits import DeviceLimit, MultipleOf, SizeSet, describe_multiples
+from attn_shared.limits import (
+    BlockSize,
+    DeviceLimit,
+    Exactly,
+    MultipleOf,
+    SizeSet,
+    admits_block,
+    describe_blocks,
+)
 from attn_shared.request import AttentionRequest, AttentionType, Phase
 
 __all__ = [
     "Capability",
     "DeviceLimit",
+    "Exactly",
     "MultipleOf",
     "Reason",
     "Rule",
@@ -142,7 +151,8 @@ class Capability:
         kv_cache_dtypes: names of cache formats. "auto" also admits the name of the compute dtype,
             which is the same format; nothing else is implied.
         head_sizes_v: widths of value heads where they differ from D; None: they must be equal.
-        block_sizes: a block is taken if it is a multiple of any one entry; empty: cache-free only.
+        block_sizes: a block is taken if any one entry admits it, which an `Exactly` does for itself
+            and every other for its multiples; empty: cache-free only.
         preferred_block_size: the block taken when the caller leaves it open.
         max_block_size: the largest block, or None.
         attn_types: kinds of attention.
@@ -181,7 +191,7 @@ class Capability:
     head_sizes: SizeSet
     kv_cache_dtypes: frozenset[str] = frozenset({"auto"})
     head_sizes_v: SizeSet | None = None
-    block_sizes: tuple[int | MultipleOf, ...] = ()
+    block_sizes: tuple[BlockSize, ...] = ()
     preferred_block_size: int = 16
     max_block_size: int | None = None
     attn_types: frozenset[AttentionType] = frozenset({AttentionType.DECODER})
@@ -246,10 +256,10 @@ class Capability:
         )
 
     def accepts_block_size(self, block_size: int) -> bool:
-        """Whether a block of this many tokens is a multiple of a listed size and not too large."""
+        """Whether a block of this many tokens is of a listed size and not too large."""
         if self.max_block_size is not None and block_size > self.max_block_size:
             return False
-        return any(block_size % base == 0 for base in self._block_bases())
+        return any(admits_block(entry, block_size) for entry in self.block_sizes)
 
     def block_size_for(self, default: int | None = None) -> int:
         """Return `default` if it is accepted, else the preferred block size."""
@@ -262,9 +272,6 @@ class Capability:
         if request.is_cache_free:
             return None
         return request.kv_layout or self.kv_layouts[0]
-
-    def _block_bases(self) -> list[int]:
-        return [size.base if isinstance(size, MultipleOf) else size for size in self.block_sizes]
 
     def _check_device(self, device: DeviceFacts) -> Reason | None:
         if self.admits(device):
@@ -311,7 +318,7 @@ class Capability:
             return Reason(code="block_size", value=str(request.block_size), allowed=allowed)
         if request.block_size is None or self.accepts_block_size(request.block_size):
             return None
-        allowed = describe_multiples(self._block_bases())
+        allowed = describe_blocks(self.block_sizes)
         if self.max_block_size is not None:
             allowed += f", at most {self.max_block_size}"
         return Reason(
@@ -351,7 +358,10 @@ class Capability:
             "kv_cache_dtypes": sorted(self.kv_cache_dtypes),
             "head_sizes": str(self.head_sizes),
             "head_sizes_v": None if self.head_sizes_v is None else str(self.head_sizes_v),
-            "block_sizes": [str(size) for size in self.block_sizes],
+            "block_sizes": [
+                str(MultipleOf(size) if isinstance(size, int) else size)
+                for size in self.block_sizes
+            ],
             "preferred_block_size": self.preferred_block_size,
             "max_block_size": self.max_block_size,
             "attn_types": sorted(map(str, self.attn_types)),

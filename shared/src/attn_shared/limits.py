@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from attn_shared._fields import require_positive
 from attn_shared.device import DeviceCapability, DeviceFacts, Vendor
 
-__all__ = ["DeviceLimit", "MultipleOf", "SizeSet", "describe_multiples"]
+__all__ = [
+    "BlockSize",
+    "DeviceLimit",
+    "Exactly",
+    "MultipleOf",
+    "SizeSet",
+    "admits_block",
+    "describe_blocks",
+    "describe_multiples",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,46 @@ class MultipleOf:
     def __str__(self) -> str:
         """Read as "multiple of 16"."""
         return f"multiple of {self.base}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """In a list of block sizes: this one, and none of its multiples."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no size."""
+        require_positive("Exactly.size", self.size)
+
+    def __str__(self) -> str:
+        """Read as "16"."""
+        return str(self.size)
+
+
+BlockSize = int | MultipleOf | Exactly
+"""An entry of a list of block sizes. A plain number, the kernel's own block, admits its multiples."""
+
+
+def admits_block(entry: BlockSize, block_size: int) -> bool:
+    """Whether an entry of a list of block sizes takes a block of so many tokens."""
+    if isinstance(entry, Exactly):
+        return block_size == entry.size
+    return block_size % _base(entry) == 0
+
+
+def describe_blocks(entries: Iterable[BlockSize]) -> str:
+    """Return "16, 32" or "a multiple of 16": what the entries of a list of block sizes admit."""
+    found = list(entries)
+    parts = [str(size) for size in sorted(e.size for e in found if isinstance(e, Exactly))]
+    bases = [_base(entry) for entry in found if not isinstance(entry, Exactly)]
+    if bases:
+        parts.append(describe_multiples(bases))
+    return ", ".join(parts)
+
+
+def _base(entry: int | MultipleOf) -> int:
+    return entry.base if isinstance(entry, MultipleOf) else entry
 
 
 def describe_multiples(bases: Iterable[int]) -> str:

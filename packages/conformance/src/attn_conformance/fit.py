@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from attn_conformance.case import Case
-from attn_shared.capability import Capability, MultipleOf
+from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts, preset
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.request import MLADims
@@ -17,7 +17,7 @@ __all__ = ["Fit"]
 
 _T = TypeVar("_T")
 
-_LEAST_BLOCK = 4  # smaller ones make every sequence long
+_LEAST_BLOCK, _MOST_BLOCK = 4, 4096  # smaller ones make every sequence long
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 192, 256, 512)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LATENTS = (
@@ -101,10 +101,8 @@ class Fit:
 
 
 def _block_size(capability: Capability) -> int:
-    bases = [size.base if isinstance(size, MultipleOf) else size for size in capability.block_sizes]
-    sizes = [-(-_LEAST_BLOCK // base) * base for base in bases]
-    accepted = [size for size in sizes if capability.accepts_block_size(size)]
-    return min(accepted, default=capability.preferred_block_size)
+    sizes = range(_LEAST_BLOCK, _MOST_BLOCK)
+    return next(filter(capability.accepts_block_size, sizes), capability.preferred_block_size)
 
 
 def _first(choices: tuple[_T, ...], is_taken: Callable[[_T], bool]) -> _T:

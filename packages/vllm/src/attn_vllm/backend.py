@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from attn_shared.backend import AttentionBackend
-from attn_shared.capability import Capability, MultipleOf, Support
+from attn_shared.capability import Capability, Exactly, MultipleOf, Support
 from attn_shared.dtypes import KVCacheLayout, kv_storage_dtype
 from attn_shared.errors import AttnError
 from attn_shared.kv_cache import FullAttentionSpec
@@ -70,9 +70,10 @@ class BackendAdapter:
         if capability.block_sizes == (1,):
             # Pages of few tokens are served, and slow; vLLM takes the least that is listed.
             return [cls.engine_multiple_of(_ANY_BACKEND_BLOCK)]
+        sizes = (size.size if isinstance(size, Exactly) else size for size in capability.block_sizes)
         return [
             cls.engine_multiple_of(size.base) if isinstance(size, MultipleOf) else size
-            for size in capability.block_sizes
+            for size in sizes
         ]
 
     @classmethod

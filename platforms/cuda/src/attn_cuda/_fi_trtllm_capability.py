@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attn_cuda._fi_capability import capability_on
 from attn_cuda._fi_loaded import LIBRARY
-from attn_shared.capability import Capability, DeviceLimit, MultipleOf, Reason, Rule, Support
+from attn_shared.capability import Capability, DeviceLimit, Exactly, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.inventory import Inventory, VendorStatus
@@ -16,6 +16,7 @@ __all__ = ["NAME_TRTLLM", "capability_trtllm"]
 
 NAME_TRTLLM = "FLASHINFER_TRTLLM"
 
+# What kernels are compiled for; none serves for a multiple.
 _XQA_PAGES = (16, 32, 64, 128)
 _GEN_PAGES = (16, 32, 64)
 _GEN_PAGES_GROUPED = (128, 256, 512, 1024)
@@ -29,14 +30,14 @@ def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
     """
     is_blackwell = device.capability is not None and device.capability.is_family(10)
     own = capability_on(device, inventory)
+    pages = (*_GEN_PAGES, *_GEN_PAGES_GROUPED) if is_blackwell else _XQA_PAGES
     formats = {"auto", "fp8", "fp8_e4m3"} | ({"nvfp4"} if is_blackwell else set())
     layouts = (KVCacheLayout.HND, KVCacheLayout.NHD)
     return replace(
         own,
         devices=(DeviceLimit(vendor=Vendor.NVIDIA, families=(9, 10)),),
         kv_cache_dtypes=frozenset(formats),
-        block_sizes=(MultipleOf(16),),
-        max_block_size=1024 if is_blackwell else 128,
+        block_sizes=tuple(map(Exactly, pages)),
         kv_layouts=layouts if is_blackwell else (KVCacheLayout.NHD, KVCacheLayout.HND),
         softcap=Support.NO,
         sinks=Support.YES if is_blackwell else Support.NO,
@@ -45,32 +46,28 @@ def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
         fp8_products=True,
         rules=(
             *(rule for rule in own.rules if rule.name != "flashinfer_lse"),
-            _page_size_rule(is_blackwell),
             Rule(name="trtllm_nvfp4", check=_nvfp4),
             Rule(name="trtllm_non_causal", check=_non_causal),
-            *((_cubins_rule(inventory),) if is_blackwell else ()),
+            *(_blackwell_rules(inventory) if is_blackwell else ()),
         ),
     )
 
 
-def _page_size_rule(is_blackwell: bool) -> Rule:
-    """Return the rule of the sizes that kernels are compiled for: none serves for a multiple."""
+def _blackwell_rules(inventory: Inventory) -> tuple[Rule, ...]:
+    return Rule(name="trtllm_grouped_pages", check=_grouped_pages), _cubins_rule(inventory)
 
-    def check(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-        allowed: tuple[int, ...] = _XQA_PAGES
-        size, hint = request.block_size, ""
-        if is_blackwell:
-            allowed = (*_GEN_PAGES, *_GEN_PAGES_GROUPED)
-            if request.num_heads == request.num_kv_heads:
-                allowed = _GEN_PAGES
-                hint = "pages of 128 and more need several query heads per kv head"
-        if size is None or size in allowed:
-            return None
-        return Reason(
-            code="block_size", value=str(size), allowed=", ".join(map(str, allowed)), hint=hint
-        )
 
-    return Rule(name="trtllm_page_size", check=check)
+def _grouped_pages(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Refuse the large pages where each query head has a kv head of its own."""
+    is_grouped = request.num_heads != request.num_kv_heads
+    if is_grouped or request.block_size not in _GEN_PAGES_GROUPED:
+        return None
+    return Reason(
+        code="block_size",
+        value=str(request.block_size),
+        allowed=", ".join(map(str, _GEN_PAGES)),
+        hint="pages of 128 and more need several query heads per kv head",
+    )
 
 
 def _nvfp4(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from attn_rocm._aiter_build import DEVICES, LIBRARY, build_in, missing_call
-from attn_shared.capability import Capability, Reason, Rule, SizeSet, Support
+from attn_shared.capability import Capability, Exactly, Reason, Rule, SizeSet, Support
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.inventory import Inventory, VendorStatus
@@ -34,7 +34,7 @@ PAGED_HEAD_SIZE = 128
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _E4M3 = frozenset({"fp8", "fp8_e4m3"})
-_LARGEST_TILE = 128
+_TILES = (16, 32, 64, 128)  # of ROCM_AITER_UNIFIED_ATTN: one block is a tile, a power of two
 
 _Check = Callable[[AttentionRequest, DeviceFacts], Reason | None]
 
@@ -100,18 +100,14 @@ def unified_capability(device: DeviceFacts, inventory: Inventory) -> Capability:
         dtypes=_HALVES,
         head_sizes=SizeSet(minimum=32, maximum=256, multiple_of=8),
         kv_cache_dtypes=frozenset({"auto"}) | _E4M3,
-        block_sizes=(16,),
+        block_sizes=tuple(map(Exactly, _TILES)),
         preferred_block_size=64,
-        max_block_size=_LARGEST_TILE,
         kv_layouts=(KVCacheLayout.NHD, KVCacheLayout.HND),
         sinks=Support.YES,
         window=Support.YES,
         alibi=Support.YES,
         kv_connector=Support.YES,
-        rules=(
-            *_rules(aiter_calls=has_call, alibi=_alibi_alone),
-            *_rules(block_size=_block_is_a_tile),
-        ),
+        rules=_rules(aiter_calls=has_call, alibi=_alibi_alone),
         needs_probe=_unprobed(inventory),
     )
 
@@ -170,12 +166,3 @@ def _fp8_decodes_by_pages(request: AttentionRequest, _device: DeviceFacts) -> Re
         allowed="auto; fp8 in decoders without window, sinks and LSE, of at most "
         f"{MOST_QUERIES_PER_KV} query heads per kv head",
     )
-
-
-def _block_is_a_tile(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-    """A decode's tile is one block, and tiles are powers of two."""
-    size = request.block_size
-    if size is None or request.is_cache_free or not size & (size - 1):
-        return None
-    sizes = [16, 32, 64, _LARGEST_TILE]
-    return Reason(code="block_size", value=str(size), allowed=", ".join(map(str, sizes)))

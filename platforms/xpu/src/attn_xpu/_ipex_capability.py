@@ -9,6 +9,7 @@ import torch
 from attn_shared.capability import (
     Capability,
     DeviceLimit,
+    Exactly,
     MultipleOf,
     Reason,
     Rule,
@@ -18,6 +19,7 @@ from attn_shared.capability import (
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.limits import BlockSize
 from attn_shared.request import AttentionRequest, AttentionType
 
 __all__ = ["LIBRARY", "NAME", "Build", "build_named", "build_of", "capability_of", "capability_on"]
@@ -25,7 +27,9 @@ __all__ = ["LIBRARY", "NAME", "Build", "build_named", "build_of", "capability_of
 NAME = "IPEX"
 LIBRARY = "ipex"
 
-_PARTITION = 128  # keys that the call for single queries takes at once: whole blocks of them
+# Blocks of the CPU's build: its call for single queries takes 128 keys at once, whole blocks of
+# them. Other blocks end the process: it reads and writes past its buffers.
+_PARTS = tuple(Exactly(size) for size in (1, 2, 4, 8, 16, 32, 64, 128))
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -86,15 +90,14 @@ def capability_of(
     an LSE nor sinks are known: none of them is served.
     """
     is_cpu = build is _CPU
-    in_partition = (Rule(name="block_in_partition", check=_block_in_partition),) if is_cpu else ()
+    blocks: tuple[BlockSize, ...] = _PARTS if is_cpu else (MultipleOf(64),)
     sizes = SizeSet(minimum=1, maximum=512) if is_cpu else SizeSet.of(64, 128, 192, 256)
     return Capability(
         devices=(build.device,),
         dtypes=_HALVES | {torch.float32} if is_cpu else _HALVES,
         head_sizes=sizes,
-        block_sizes=(MultipleOf(1),) if is_cpu else (MultipleOf(64),),
+        block_sizes=blocks,
         preferred_block_size=64,
-        max_block_size=_PARTITION if is_cpu else None,
         attn_types=frozenset(AttentionType),
         kv_layouts=(build.layout,),
         window=Support.YES,
@@ -103,21 +106,12 @@ def capability_of(
         non_causal=Support.YES,
         kv_connector=Support.YES,
         rules=(
-            *in_partition,
             Rule(name="own_key_window", check=_own_key_window),
             Rule(name="encoder_extras", check=_encoder_extras),
             *rules,
         ),
         needs_probe=needs_probe,
     )
-
-
-def _block_in_partition(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
-    """Other blocks end the process: its call reads and writes past its buffers."""
-    size = request.block_size
-    if request.is_cache_free or size is None or _PARTITION % size == 0:
-        return None
-    return Reason(code="block_size", value=str(size), allowed=f"a divisor of {_PARTITION}")
 
 
 def _own_key_window(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
