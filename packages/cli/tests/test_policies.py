@@ -88,3 +88,10 @@ def test_libraries_are_preferred_and_avoided_by_options() -> None:
 def test_a_library_in_both_options_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="libraries that are not avoided"):
         answer(prefer="triton", avoid="triton")
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "triton,", "triton,,flashinfer"])
+@pytest.mark.parametrize("option", ["prefer", "avoid"])
+def test_an_empty_name_of_a_library_is_refused(option: str, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"--{option} is '{text}'; allowed: names of"):
+        answer(**{option: text})

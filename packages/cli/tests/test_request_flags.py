@@ -117,6 +117,11 @@ def test_windows(flags: Any, window: object) -> None:
     assert request(**flags).window == window
 
 
+def test_an_empty_dtype_is_no_default() -> None:
+    with pytest.raises(UnknownNameError, match="unknown dtype ''"):
+        request(dtype="")
+
+
 @pytest.mark.parametrize("window", ["", "a", "1,2,3", "1.5", "4,x"])
 def test_a_window_that_is_none_is_named_with_what_is_allowed(window: str) -> None:
     with pytest.raises(InvalidInputError) as caught:

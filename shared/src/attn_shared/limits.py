@@ -51,7 +51,7 @@ class Exactly:
 
 
 BlockSize = int | MultipleOf | Exactly
-"""An entry of a list of block sizes. A plain number, the kernel's own block, admits its multiples."""
+"""An entry of a list of block sizes. A plain number, a kernel's own block, admits multiples."""
 
 
 def admits_block(entry: BlockSize, block_size: int) -> bool:

@@ -92,13 +92,22 @@ def _with_libraries(policy: Policy, flags: RequestFlags) -> Policy:
     """Return the policy with what --prefer and --avoid name.
 
     Raises:
-        InvalidInputError: one library is in both.
+        InvalidInputError: one library is in both, or a name is empty.
     """
-    return replace(policy, prefer=_names(flags.prefer), avoid=_names(flags.avoid))
+    prefer, avoid = _names("--prefer", flags.prefer), _names("--avoid", flags.avoid)
+    return replace(policy, prefer=prefer, avoid=avoid)
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in (text or "").split(","))))
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    """Return the names of a list with commas; an empty one is none that a person meant."""
+    if text is None:
+        return ()
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise InvalidInputError.for_argument(
+            option, repr(text), "names of vendor libraries, with commas between them"
+        )
+    return names
 
 
 def _unchanged(policy: Policy) -> Callable[[AttentionRequest], Policy]:

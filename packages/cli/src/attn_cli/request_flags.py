@@ -255,7 +255,7 @@ class RequestFlags:
             tp_size=self.tp,
             head_size=self._head_size(mla),
             mla=mla,
-            dtype=self.dtype or "bfloat16",
+            dtype="bfloat16" if self.dtype is None else self.dtype,
             window=self._window(),
             **{field: getattr(self, flag) for flag, field in _FIELDS.items()},
         )

@@ -141,7 +141,7 @@ class MLAReferenceImpl(MLAAttentionImpl[MLAMetadata[CommonAttentionMetadata]]):
     """Computes in float64. `backend` is the class that it stands for."""
 
     can_return_lse = True
-    decode_type = CommonAttentionMetadata
+    decode_type: ClassVar[type[Any]] = CommonAttentionMetadata
     backend: ClassVar[type[MLAReferenceBackend]]
 
     def __init__(self, spec: LayerSpec) -> None:

@@ -70,7 +70,8 @@ class BackendAdapter:
         if capability.block_sizes == (1,):
             # Pages of few tokens are served, and slow; vLLM takes the least that is listed.
             return [cls.engine_multiple_of(_ANY_BACKEND_BLOCK)]
-        sizes = (size.size if isinstance(size, Exactly) else size for size in capability.block_sizes)
+        listed = capability.block_sizes
+        sizes = (size.size if isinstance(size, Exactly) else size for size in listed)
         return [
             cls.engine_multiple_of(size.base) if isinstance(size, MultipleOf) else size
             for size in sizes
