@@ -14,9 +14,10 @@ namespace attn_cpu::avx512 {
 #include "vec_avx512.h"
 #include "common.h"
 #include "tile.h"
+#include "packed.h"
 #include "write.h"
 
 extern const Kernels kKernels;
-const Kernels kKernels = {tile_bytes, attend_tile, merge_rows, write_slots};
+const Kernels kKernels = {float_bytes, attend_float, merge_rows, write_slots};
 
 }  // namespace attn_cpu::avx512

@@ -3,6 +3,7 @@
 typedef __m256 vf;
 static constexpr int W = 8;
 static constexpr int kDotRows = 4, kValueVecs = 2;
+static constexpr int kPanelVecs = 2;  // of six rows each: 12 sums, two of these and a broadcast fit in 16 registers
 
 static inline vf vload(const float* p) { return _mm256_loadu_ps(p); }
 static inline void vstore(float* p, vf x) { _mm256_storeu_ps(p, x); }
@@ -54,6 +55,26 @@ static inline vf vreduce(vf* a) {
   const vf y = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
   return _mm256_permute2f128_ps(x, y, 0x20) + _mm256_permute2f128_ps(x, y, 0x31);
 }
+
+// Row i of W vectors becomes column i.
+static inline void vtranspose(vf* x) {
+  vf y[W], z[W];  // z[4i + c]: column 4 L + c of rows 4i .. 4i + 3 in 128-bit lane L
+  for (int i = 0; i < W; i += 2) y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]), y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  for (int i = 0; i < W; i += 4)
+    for (int c = 0; c < 4; c += 2) {
+      const vf a = y[i + c / 2], b = y[i + c / 2 + 2];
+      z[i + c] = _mm256_shuffle_ps(a, b, 0x44), z[i + c + 1] = _mm256_shuffle_ps(a, b, 0xee);
+    }
+  for (int c = 0; c < 4; c++)
+    x[c] = _mm256_permute2f128_ps(z[c], z[4 + c], 0x20), x[4 + c] = _mm256_permute2f128_ps(z[c], z[4 + c], 0x31);
+}
+
+// Half as many lanes in double precision.
+typedef __m256d vd;
+static inline vd vset_d(double x) { return _mm256_set1_pd(x); }
+static inline vd vload_d(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+static inline vd vfma_d(vd a, vd b, vd c) { return _mm256_fmadd_pd(a, b, c); }
+static inline void vstore_d(float* p, vd x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
 
 static inline vf vload_n(const float* p, int n) {
   if (n >= W) return vload(p);

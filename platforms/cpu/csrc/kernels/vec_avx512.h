@@ -3,6 +3,7 @@
 typedef __m512 vf;
 static constexpr int W = 16;
 static constexpr int kDotRows = 4, kValueVecs = 4;
+static constexpr int kPanelVecs = 4;  // of six rows each: 24 sums, four of these and a broadcast fit in 32 registers
 
 static inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
 static inline void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
@@ -54,6 +55,31 @@ static inline vf vreduce(vf* a) {
   const vf y = _mm512_shuffle_f32x4(q[2], q[3], 0x88) + _mm512_shuffle_f32x4(q[2], q[3], 0xdd);
   return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd);
 }
+
+// Row i of W vectors becomes column i.
+static inline void vtranspose(vf* x) {
+  vf y[W], z[W];  // z[4i + c]: column 4 L + c of rows 4i .. 4i + 3 in 128-bit lane L
+  for (int i = 0; i < W; i += 2) y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]), y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+  auto pairs = [](vf a, vf b, bool high) {
+    const __m512d p = _mm512_castps_pd(a), q = _mm512_castps_pd(b);
+    return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(p, q) : _mm512_unpacklo_pd(p, q));
+  };
+  for (int i = 0; i < W; i += 4)
+    for (int c = 0; c < 4; c++) z[i + c] = pairs(y[i + c / 2], y[i + c / 2 + 2], c % 2);
+  for (int c = 0; c < 4; c++) {
+    const vf a = _mm512_shuffle_f32x4(z[c], z[4 + c], 0x88), b = _mm512_shuffle_f32x4(z[8 + c], z[12 + c], 0x88);
+    const vf d = _mm512_shuffle_f32x4(z[c], z[4 + c], 0xdd), e = _mm512_shuffle_f32x4(z[8 + c], z[12 + c], 0xdd);
+    x[c] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + c] = _mm512_shuffle_f32x4(a, b, 0xdd);
+    x[4 + c] = _mm512_shuffle_f32x4(d, e, 0x88), x[12 + c] = _mm512_shuffle_f32x4(d, e, 0xdd);
+  }
+}
+
+// Half as many lanes in double precision.
+typedef __m512d vd;
+static inline vd vset_d(double x) { return _mm512_set1_pd(x); }
+static inline vd vload_d(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline vd vfma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
+static inline void vstore_d(float* p, vd x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
 
 static inline vf vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 static inline __m256i load16(const void* p, int n) { return _mm256_maskz_loadu_epi16(first_lanes(n), p); }

@@ -3,6 +3,11 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 static constexpr int W = 4;
 static constexpr int kDotRows = 4, kValueVecs = 4;
+#if defined(__aarch64__)
+static constexpr int kPanelVecs = 4;  // of six rows each: 24 sums, four of these and a broadcast fit in 32 registers
+#else
+static constexpr int kPanelVecs = 2;  // of six rows each, in 16 registers
+#endif
 
 static inline vf vload(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
 static inline void vstore(float* p, vf x) { memcpy(p, &x, sizeof x); }
@@ -52,6 +57,20 @@ static inline vf vexp2(vf y) {
 static inline vf vreduce(vf* a) {  // lane i of the result is the sum of the lanes of a[i]
   return vf{vrsum(a[0]), vrsum(a[1]), vrsum(a[2]), vrsum(a[3])};
 }
+
+// Row i of W vectors becomes column i.
+static inline void vtranspose(vf* x) {
+  vf y[W];
+  for (int i = 0; i < W; i++) y[i] = vf{x[0][i], x[1][i], x[2][i], x[3][i]};
+  for (int i = 0; i < W; i++) x[i] = y[i];
+}
+
+// Half as many lanes in double precision.
+typedef double vd __attribute__((vector_size(16)));
+static inline vd vset_d(double x) { return vd{x, x}; }
+static inline vd vload_d(const float* p) { return vd{p[0], p[1]}; }
+static inline vd vfma_d(vd a, vd b, vd c) { return a * b + c; }
+static inline void vstore_d(float* p, vd x) { p[0] = static_cast<float>(x[0]), p[1] = static_cast<float>(x[1]); }
 
 #define ATTN_LANES(EXPR) \
   vf x;                  \
