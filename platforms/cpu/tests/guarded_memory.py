@@ -26,6 +26,7 @@ PAGE = mmap.PAGESIZE
 _PROT_NONE = 0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KEPT: list[mmap.mmap] = []
+_MANY = 20  # queries of two heads each: rows enough for the kernels of many rows
 
 
 def hide(address: int, num_bytes: int) -> None:
@@ -58,20 +59,20 @@ def guarded(source: Tensor, *, at_end: bool) -> Tensor:
 
 
 def _paged(
-    dtype: torch.dtype, size: int, block: int, layout: str, **changes: Any
+    dtype: torch.dtype, size: int, block: int, layout: str, *, first: int = 1, **changes: Any
 ) -> dict[str, Any]:
-    """Return a right call whose lengths end at odd places."""
+    """Return a right call whose lengths end at odd places, the first with `first` queries."""
     generator = torch.Generator().manual_seed(0)
-    lens, queries = [3 * block - 1, 1, block + 1], [1, 1, 5]
+    lens, queries = [3 * block - 1, 1, block + 1], [first, 1, 5]
 
     def cache() -> Tensor:
         made = torch.randn(6, block, 2, size, generator=generator).to(dtype)
         return made if layout == "NHD" else made.transpose(1, 2).contiguous().transpose(1, 2)
 
     arguments = attention_arguments(dtype) | {
-        "query": torch.randn(7, 4, size, generator=generator).to(dtype),
-        "out": torch.zeros(7, 4, size, dtype=dtype),
-        "lse": torch.zeros(4, 7),
+        "query": torch.randn(sum(queries), 4, size, generator=generator).to(dtype),
+        "out": torch.zeros(sum(queries), 4, size, dtype=dtype),
+        "lse": torch.zeros(4, sum(queries)),
         "key": cache(),
         "value": cache(),
         "block_table": torch.tensor([[2, 5, 0], [1, 0, 0], [3, 4, 0]], dtype=torch.int32),
@@ -96,18 +97,21 @@ def _run_all(level: str, arguments: dict[str, Any]) -> None:
 
 def _attention(level: str) -> int:
     cases = 0
-    for dtype, size, block, layout in itertools.product(
+    for dtype, size, block, layout, first in itertools.product(
         (torch.float32, torch.bfloat16, torch.float16),
         (32, 40, 64, 128, 200),
         (8, 16),
         ("HND", "NHD"),
+        (1, _MANY),
     ):
-        _run_all(level, _paged(dtype, size, block, layout))
+        _run_all(level, _paged(dtype, size, block, layout, first=first))
         cases += 1
-    for dtype, cached in itertools.product(
-        (torch.float32, torch.bfloat16), (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+    for dtype, cached, first in itertools.product(
+        (torch.float32, torch.bfloat16),
+        (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8),
+        (1, _MANY),
     ):
-        arguments = _paged(dtype, 64, 16, "HND")
+        arguments = _paged(dtype, 64, 16, "HND", first=first)
         for name in ("key", "value"):
             arguments[name] = arguments[name].to(cached)
         if cached is torch.int8:
@@ -116,22 +120,26 @@ def _attention(level: str) -> int:
             arguments |= {f"{name}_scale": torch.ones(2) for name in ("k", "v")}
         _run_all(level, arguments)
         cases += 1
-    _run_all(
-        level,
-        _paged(
-            torch.float32,
-            64,
-            16,
-            "NHD",
-            sinks=torch.zeros(4),
-            alibi_slopes=torch.ones(4) / 4,
-            mm_prefix_ranges=torch.tensor([[2, 3, 9]], dtype=torch.int32),
-            causal_per_request=torch.tensor([True, False, True]),
-            window_left=9,
-            window_right=2,
-        ),
+    for first in (1, _MANY):
+        _run_all(level, _masked(first))
+        cases += 1
+    return cases
+
+
+def _masked(first: int) -> dict[str, Any]:
+    return _paged(
+        torch.float32,
+        64,
+        16,
+        "NHD",
+        first=first,
+        sinks=torch.zeros(4),
+        alibi_slopes=torch.ones(4) / 4,
+        mm_prefix_ranges=torch.tensor([[2, 3, 9]], dtype=torch.int32),
+        causal_per_request=torch.tensor([True, False, True]),
+        window_left=9,
+        window_right=2,
     )
-    return cases + 1
 
 
 def _unused_blocks(level: str) -> int:

@@ -1,0 +1,34 @@
+"""Requests of many rows beside short ones, drawn at random, on every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_cpu_testing import levels, needs_kernels
+from drawn_calls import alone, drawn, problems, together
+
+from attn_cpu.isa import IsaLevel
+
+pytestmark = needs_kernels
+
+LEVELS = {level: int(IsaLevel[level.upper()]) for level in levels()}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_right_within_the_budget(seed: int, dtype: torch.dtype) -> None:
+    assert problems(drawn(seed, dtype), LEVELS) == {}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("seed", range(4, 10))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_request_does_not_notice_the_others(seed: int, dtype: torch.dtype, level: str) -> None:
+    """In batch-invariant mode, whatever shares its batch and its items."""
+    arguments, isa = drawn(seed, dtype), LEVELS[level]
+    whole = together(arguments, isa)
+    assert whole.isfinite().all()
+    for request in range(len(arguments["seq_lens"])):
+        rows, own = alone(arguments, request, isa)
+        assert torch.equal(own, whole[rows])
