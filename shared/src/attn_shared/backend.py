@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import torch
 
+from attn_shared.ahead import KernelCompiler
 from attn_shared.capability import Capability, MultipleOf, Reason
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import BackendDefinitionError, UnsupportedOptionError
@@ -131,6 +132,17 @@ class AttentionBackend(ABC):
             VendorMissingError: with the library's own words.
         """
         return  # torch alone is loaded already; a class with vendor_libraries defines its own
+
+    @classmethod
+    def kernel_compiler(cls) -> KernelCompiler | None:
+        """Return what compiles ahead the kernels that a library compiles at first use.
+
+        None, the default: there is nothing to compile ahead, or no way to.
+
+        Raises:
+            VendorMissingError: the library's compiler cannot be asked, in its own words.
+        """
+        return None
 
     # Views of the capability under the field's names; final, so that they cannot disagree.
 

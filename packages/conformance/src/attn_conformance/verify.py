@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from attn_conformance.expected_failures import ExpectedFailures
 from attn_conformance.outcome import Outcome, Plan
 from attn_conformance.report import Report, make_report
 from attn_conformance.suite import DEFAULT_TIMEOUT_S, Suite
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 
 __all__ = ["verify"]
 
@@ -25,6 +28,7 @@ def verify(
     xfails: str | Path | None = None,
     rules: Collection[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    compile_jobs: int | None = None,
     on_progress: Callable[[Plan, Outcome | None], None] = _nothing,
 ) -> Report:
     """Run the contract's rules on a backend.
@@ -38,12 +42,16 @@ def verify(
         xfails: a file of expected failures.
         rules: names of rules to run; all of them by default.
         timeout_s: seconds that one case may take.
+        compile_jobs: compile the kernels that the cases need first, so many files side by side;
+            for backends whose library compiles at first use. None: as the cases come.
         on_progress: called with the plan and None at first, then with each case's outcome.
 
     Raises:
         AttnError: backend, device or rule is unknown, the backend does not load, or the file of
-            expected failures is malformed.
+            expected failures is malformed; or kernels were not compiled ahead.
     """
+    if compile_jobs is not None:
+        _compile_ahead(backend, compile_jobs, device, depth, rules)
     expected = ExpectedFailures() if xfails is None else ExpectedFailures.read(xfails)
     outcomes: list[Outcome] = []
     with Suite(backend, depth=depth, device=device, rules=rules, timeout_s=timeout_s) as suite:
@@ -53,3 +61,23 @@ def verify(
             outcomes.append(outcome)
             on_progress(suite.plan, outcome)
         return make_report(suite.plan, outcomes, expected)
+
+
+def _compile_ahead(
+    backend: str, jobs: int, device: str, depth: str, rules: Collection[str]
+) -> None:
+    if jobs < 1:
+        raise InvalidInputError.for_argument("compile_jobs", jobs, "at least 1")
+    command = [sys.executable, "-m", "attn_conformance.ahead", backend, "--jobs", str(jobs)]
+    command += ["--device", device, "--depth", depth]
+    command += [part for rule in rules for part in ("--rule", rule)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        last = ""
+        for line in process.stdout or ():
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            last = line.strip() or last
+    if process.returncode:
+        raise UnsupportedOptionError(f"kernels of {backend} were not compiled ahead: {last}")

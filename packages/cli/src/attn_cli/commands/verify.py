@@ -54,6 +54,13 @@ class VerifyFlags:
     timeout_s: Annotated[
         float, _panel.number("--timeout", "Time limit of one case, in seconds.", "SECONDS")
     ] = 120.0
+    compile_jobs: Annotated[
+        int | None,
+        _panel.integer(
+            "--compile-jobs",
+            "Compile the kernels that the cases need first, N files at a time (FlashInfer's).",
+        ),
+    ] = None
 
 
 def verify(flags: VerifyFlags, output: OutputFlags) -> int:
@@ -73,6 +80,7 @@ def verify(flags: VerifyFlags, output: OutputFlags) -> int:
             xfails=flags.xfails,
             rules=flags.rules or (),
             timeout_s=flags.timeout_s,
+            compile_jobs=flags.compile_jobs,
             on_progress=on_progress,
         )
     emit(

@@ -17,6 +17,7 @@ from attn_cuda._mla_capability import BATCHES, flashinfer_mla, is_blackwell
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
 from attn_cuda._vendor import flashinfer_mla as vendor
+from attn_cuda._vendor.flashinfer_jit import FlashInferCompiler
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
@@ -80,6 +81,15 @@ class FlashInferMLABackend(AttentionBackend):
         """
         import_vendor("flashinfer", vendor.interface)
         DEVICES.remember(device, inventory)
+
+    @classmethod
+    def kernel_compiler(cls) -> FlashInferCompiler:
+        """Return FlashInfer's compiler.
+
+        Raises:
+            VendorMissingError: it cannot be asked, in the library's own words.
+        """
+        return FlashInferCompiler()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

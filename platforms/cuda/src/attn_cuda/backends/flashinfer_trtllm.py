@@ -9,6 +9,7 @@ from attn_cuda._fi_impl import FlashInferImpl
 from attn_cuda._fi_loaded import LIBRARY
 from attn_cuda._fi_trtllm_capability import NAME_TRTLLM, capability_trtllm
 from attn_cuda._fi_trtllm_metadata import FlashInferTrtllmMetadataBuilder
+from attn_cuda._vendor.flashinfer_jit import FlashInferCompiler
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
@@ -54,6 +55,15 @@ class FlashInferTrtllmBackend(AttentionBackend):
             VendorMissingError: it does not load, in its own words.
         """
         _fi_loaded.load(device, inventory)
+
+    @classmethod
+    def kernel_compiler(cls) -> FlashInferCompiler:
+        """Return FlashInfer's compiler.
+
+        Raises:
+            VendorMissingError: it cannot be asked, in the library's own words.
+        """
+        return FlashInferCompiler()
 
 
 class FlashInferTrtllmImpl(FlashInferImpl):
