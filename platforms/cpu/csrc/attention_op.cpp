@@ -28,6 +28,10 @@ class Workspace {
       require_dtype("workspace", *given, ScalarType::Byte);
       require(given->size(0) >= layout.bytes, "workspace length", given->size(0),
               Words{"at least workspace_bytes(plan) = ", layout.bytes});
+    }
+    // Layers and plans share it: the first call gets it, one that meets it in use works in memory of its own.
+    has_shared_ = given && !in_use.test_and_set(std::memory_order_acquire);
+    if (has_shared_) {
       const auto at = reinterpret_cast<uintptr_t>(given->data_ptr());
       data = reinterpret_cast<char*>((at + 63) / 64 * 64);
       return;
@@ -36,17 +40,24 @@ class Workspace {
     require(own_ != nullptr, "workspace", "None", "a tensor: there is no memory for one of the call's own");
     data = own_.get();
   }
+  ~Workspace() {
+    if (has_shared_) in_use.clear(std::memory_order_release);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
   char* data;
 
  private:
+  inline static std::atomic_flag in_use = ATOMIC_FLAG_INIT;
+  bool has_shared_;
   std::unique_ptr<char, Free> own_;
 };
 
 // The items of a plan, worked off by whichever thread is free.
 class Run {
  public:
-  Run(const Call& call, const PlanView& plan, const Kernels& kernels, char* memory)
-      : call_(call), plan_(plan), kernels_(kernels), layout_(layout_of(*plan.header)), memory_(memory) {
+  Run(const Call& call, const PlanView& plan, const Kernels& kernels, const WorkspaceLayout& layout, char* memory)
+      : call_(call), plan_(plan), kernels_(kernels), layout_(layout), memory_(memory) {
     memset(memory_, 0, static_cast<size_t>(plan.header->num_groups) * call.num_kv_heads * 4);
     items_ = int64_t{plan.header->num_entries} * call.num_kv_heads;
   }
@@ -85,7 +96,7 @@ class Run {
   const Call& call_;
   const PlanView& plan_;
   const Kernels& kernels_;
-  const WorkspaceLayout layout_;
+  const WorkspaceLayout& layout_;
   char* memory_;
   int64_t items_;
   std::atomic<int64_t> next_{0};
@@ -106,6 +117,25 @@ void set_options(Call& c, double scale, std::optional<double> softcap, bool caus
   c.causal = causal;
 }
 
+const Kernels& kernels_for(int64_t isa) {
+  const int level = choose_isa(isa);
+  require(level >= 0, "isa", isa, "-1, or a level in isa_supported(cpu_features())");
+  return *kernels_of(level);
+}
+
+void attend(const Call& c, const PlanView& plan, const Kernels& kernels, const OptTensor& workspace) {
+  check_plan(plan, c.query_start, c.seq_lens, c.group);
+  const PlanHeader& h = *plan.header;
+  const WorkspaceLayout layout = layout_of(h, kernels.scratch_bytes(h.head_size, h.head_size_v));
+  const Workspace memory(workspace, layout);
+  Run run(c, plan, kernels, layout, memory.data);
+  const int64_t threads = std::min<int64_t>({h.num_threads, torch::stable::get_num_threads(), run.items()});
+  if (threads <= 1) return run.items() ? run.work(0) : void();
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) run.work(i);
+  });
+}
+
 }  // namespace
 
 void attention_op(Tensor query, Tensor out, OptTensor lse, Tensor key, Tensor value, OptTensor block_table,
@@ -118,27 +148,32 @@ void attention_op(Tensor query, Tensor out, OptTensor lse, Tensor key, Tensor va
   const AttentionTensors t = {query, out, lse, key, value, block_table, query_start_loc, seq_lens, key_start_loc, plan,
                               workspace, causal_per_request, sinks, alibi_slopes, k_scale, v_scale, key_scales,
                               value_scales, mm_prefix_ranges};
-  const int level = choose_isa(isa);
-  require(level >= 0, "isa", isa, "-1, or a level in isa_supported(cpu_features())");
+  const Kernels& kernels = kernels_for(isa);
   const PlanView view = view_plan(plan);
-  const PlanHeader& h = *view.header;
-  require(h.num_heads >= 1 && h.num_kv_heads >= 1 && h.num_heads % h.num_kv_heads == 0, "plan", "damaged", "what attn_cpu::plan returned");
-  require(h.head_size >= 8 && h.head_size <= 576 && h.head_size_v >= 8 && h.head_size_v <= 576, "plan", "damaged", "what attn_cpu::plan returned");
-  Call c = call_of(t, h);
+  Call c = call_of(t, *view.header);
   set_options(c, scale, softcap, causal);
   c.left = bound_of("window_left", window_left);
   c.right = bound_of("window_right", window_right);
   c.chunk = bound_of("chunk_size", chunk_size);
   require(c.chunk != 0, "chunk_size", 0, ">= 1, or None for off");
-  check_plan(view, c.query_start, c.seq_lens, c.group);
   if (checked) check_contents(c);
-  const Workspace memory(workspace, layout_of(h));
-  Run run(c, view, *kernels_of(level), memory.data);
-  const int64_t threads = std::min<int64_t>({h.num_threads, torch::stable::get_num_threads(), run.items()});
-  if (threads <= 1) return run.items() ? run.work(0) : void();
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) run.work(i);
-  });
+  attend(c, view, kernels, workspace);
+}
+
+void attention_cached_op(Tensor query, Tensor out, OptTensor new_key, OptTensor new_value, Tensor kv_cache,
+                         Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa) {
+  const Kernels& kernels = kernels_for(isa);
+  const PlanView view = view_plan(plan);
+  require_tensor("layer", layer, {sizeof(LayerRecord) / 8});
+  require_dtype("layer", layer, ScalarType::Double);
+  LayerRecord record;
+  memcpy(&record, layer.data_ptr(), sizeof record);
+  Call c = call_of(CachedTensors{query, out, new_key, new_value, kv_cache, block_table, plan, layer}, view, record);
+  set_options(c, record.scale, record.softcap == 0 ? std::nullopt : std::optional(record.softcap), c.causal);
+  require(c.chunk != 0, "chunk_size", 0, ">= 1, or None for off");
+  const float k_scale = static_cast<float>(record.k_scale), v_scale = static_cast<float>(record.v_scale);
+  if (c.kv_dtype != c.dtype) c.k_scale = &k_scale, c.v_scale = &v_scale;
+  attend(c, view, kernels, workspace);
 }
 
 }  // namespace attn_cpu

@@ -16,6 +16,22 @@ struct AttentionTensors {
       &mm_prefix_ranges;
 };
 
+// The arguments of attn_cpu::attention_cached.
+struct CachedTensors {
+  const Tensor &query, &out;
+  const OptTensor &new_key, &new_value;
+  const Tensor &kv_cache, &block_table, &plan, &layer;
+};
+
+// What a layer tells attn_cpu::attention_cached: its tensor `layer`, in this order. Dtypes are numbers of DType.
+struct LayerRecord {
+  double scale, softcap, k_scale, v_scale;  // softcap 0: off
+  double dtype, kv_dtype, block_size, num_heads, num_kv_heads, head_size;
+};
+
+void attention_cached_op(Tensor query, Tensor out, OptTensor new_key, OptTensor new_value, Tensor kv_cache,
+                         Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa);
+
 void attention_op(Tensor query, Tensor out, OptTensor lse, Tensor key, Tensor value, OptTensor block_table,
                   Tensor query_start_loc, Tensor seq_lens, OptTensor key_start_loc, Tensor plan, OptTensor workspace,
                   double scale, std::optional<double> softcap, std::optional<int64_t> window_left,

@@ -26,29 +26,40 @@ ScaleView scale_view(const char* name, const OptTensor& t, const Tensor& cache, 
   return ScaleView{static_cast<float*>(t->data_ptr()), t->stride(0), t->stride(1), t->stride(2)};
 }
 
-void set_rows(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
-  const int64_t tokens = t.query.dim() == 3 ? t.query.size(0) : 0;
-  require_tensor("query", t.query, {-1, plan.num_heads, plan.head_size});
-  require_tensor("out", t.out, {-1, plan.num_heads, plan.head_size_v});
-  c.dtype = compute_dtype("query", t.query);
-  require_dtype("out", t.out, t.query.scalar_type());
-  require_writable("out", t.out);
-  require(tokens >= plan.num_tokens, "query rows", tokens, Words{"at least ", plan.num_tokens});
-  require(t.out.size(0) >= plan.num_tokens, "out rows", t.out.size(0), Words{"at least ", plan.num_tokens});
-  c.query = static_cast<const char*>(t.query.data_ptr());
-  c.query_token = t.query.stride(0);
-  c.query_head = t.query.stride(1);
-  c.out = static_cast<char*>(t.out.data_ptr());
-  c.out_token = t.out.stride(0);
-  c.out_head = t.out.stride(1);
-  if (!t.lse) return;
-  require_tensor("lse", *t.lse, {plan.num_heads, -1}, false);
-  require_dtype("lse", *t.lse, ScalarType::Float);
-  require_writable("lse", *t.lse);
-  require(t.lse->size(1) >= plan.num_tokens, "lse columns", t.lse->size(1), Words{"at least ", plan.num_tokens});
-  c.lse = static_cast<float*>(t.lse->data_ptr());
-  c.lse_head = t.lse->stride(0);
-  c.lse_token = t.lse->stride(1);
+void set_sizes(Call& c, const PlanHeader& plan) {
+  c.num_reqs = plan.num_reqs;
+  c.num_heads = plan.num_heads;
+  c.num_kv_heads = plan.num_kv_heads;
+  c.group = plan.num_heads / plan.num_kv_heads;
+  c.head_size = plan.head_size;
+  c.head_size_v = plan.head_size_v;
+}
+
+void set_rows(Call& c, const Tensor& query, const Tensor& out, const PlanHeader& plan) {
+  require_tensor("query", query, {-1, plan.num_heads, plan.head_size});
+  require_tensor("out", out, {-1, plan.num_heads, plan.head_size_v});
+  c.dtype = compute_dtype("query", query);
+  require_dtype("out", out, query.scalar_type());
+  require_writable("out", out);
+  require(query.size(0) >= plan.num_tokens, "query rows", query.size(0), Words{"at least ", plan.num_tokens});
+  require(out.size(0) >= plan.num_tokens, "out rows", out.size(0), Words{"at least ", plan.num_tokens});
+  c.query = static_cast<const char*>(query.data_ptr());
+  c.query_token = query.stride(0);
+  c.query_head = query.stride(1);
+  c.out = static_cast<char*>(out.data_ptr());
+  c.out_token = out.stride(0);
+  c.out_head = out.stride(1);
+}
+
+void set_lse(Call& c, const OptTensor& lse, const PlanHeader& plan) {
+  if (!lse) return;
+  require_tensor("lse", *lse, {plan.num_heads, -1}, false);
+  require_dtype("lse", *lse, ScalarType::Float);
+  require_writable("lse", *lse);
+  require(lse->size(1) >= plan.num_tokens, "lse columns", lse->size(1), Words{"at least ", plan.num_tokens});
+  c.lse = static_cast<float*>(lse->data_ptr());
+  c.lse_head = lse->stride(0);
+  c.lse_token = lse->stride(1);
 }
 
 void set_keys(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
@@ -86,21 +97,24 @@ const int32_t* integers(const char* name, const Tensor& t, int64_t size) {
   return static_cast<const int32_t*>(t.data_ptr());
 }
 
+void set_table(Call& c, const Tensor& table) {
+  require_tensor("block_table", table, {-1, -1});
+  require_dtype("block_table", table, ScalarType::Int);
+  require(table.size(0) >= c.num_reqs, "block_table rows", table.size(0),
+          Words{"at least one per request, ", c.num_reqs});
+  c.table = static_cast<const int32_t*>(table.data_ptr());
+  c.table_row = table.stride(0);
+  // A table without entries has no memory either; kernels tell paged calls by the pointer.
+  static const int32_t no_entry = 0;
+  if (!c.table) c.table = &no_entry;
+}
+
 void set_batch(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
-  c.num_reqs = plan.num_reqs;
   c.query_start = integers("query_start_loc", t.query_start_loc, int64_t{plan.num_reqs} + 1);
   c.seq_lens = integers("seq_lens", t.seq_lens, plan.num_reqs);
   if (t.block_table) {
     require(!t.key_start_loc, "key_start_loc", "a tensor", "None with a block_table");
-    require_tensor("block_table", *t.block_table, {-1, -1});
-    require_dtype("block_table", *t.block_table, ScalarType::Int);
-    require(t.block_table->size(0) >= plan.num_reqs, "block_table rows", t.block_table->size(0),
-            Words{"at least one per request, ", plan.num_reqs});
-    c.table = static_cast<const int32_t*>(t.block_table->data_ptr());
-    c.table_row = t.block_table->stride(0);
-    // A table without entries has no memory either; kernels tell paged calls by the pointer.
-    static const int32_t no_entry = 0;
-    if (!c.table) c.table = &no_entry;
+    set_table(c, *t.block_table);
   } else {
     require(t.key_start_loc.has_value(), "key_start_loc", "None", "int32 (B + 1) where there is no block_table");
     c.key_start = integers("key_start_loc", *t.key_start_loc, int64_t{plan.num_reqs} + 1);
@@ -119,29 +133,9 @@ void set_batch(Call& c, const AttentionTensors& t, const PlanHeader& plan) {
   c.num_ranges = static_cast<int>(n);
 }
 
-}  // namespace
-
-Call call_of(const AttentionTensors& t, const PlanHeader& plan) {
-  Call c = {};
-  c.num_heads = plan.num_heads;
-  c.num_kv_heads = plan.num_kv_heads;
-  c.group = plan.num_heads / plan.num_kv_heads;
-  c.head_size = plan.head_size;
-  c.head_size_v = plan.head_size_v;
-  set_rows(c, t, plan);
-  set_keys(c, t, plan);
-  set_batch(c, t, plan);
-  c.sinks = per_head("sinks", t.sinks, plan.num_heads);
-  c.alibi = per_head("alibi_slopes", t.alibi_slopes, plan.num_heads);
-  check_lengths(c, t);
-  require(c.query_start[c.num_reqs] == plan.num_tokens, "query_start_loc[-1]", c.query_start[c.num_reqs],
-          Words{"", plan.num_tokens, ", what the plan was made for"});
-  check_table(c, t);
-  return c;
-}
-
-void check_lengths(const Call& c, const AttentionTensors& t) {
-  const int64_t blocks = c.table ? t.block_table->size(1) : 0, keys = t.key.size(0);
+// Lengths, offsets and the width of the table against each other: what a kernel would otherwise read past. `blocks` are
+// entries of a row of the table, `keys` rows of keys that come with the call.
+void check_lengths(const Call& c, int64_t blocks, int64_t keys) {
   require(c.query_start[0] >= 0, "query_start_loc[0]", c.query_start[0], ">= 0");
   for (int b = 0; b < c.num_reqs; b++) {
     const int64_t len = c.seq_lens[b];
@@ -156,12 +150,10 @@ void check_lengths(const Call& c, const AttentionTensors& t) {
               Words{"at most ", keys, ", the rows of key"});
     }
   }
-  require(c.query_start[c.num_reqs] <= t.query.size(0), "query_start_loc[-1]", c.query_start[c.num_reqs],
-          Words{"at most the rows of query, ", t.query.size(0)});
 }
 
-void check_table(const Call& c, const AttentionTensors& t) {
-  const int64_t num_blocks = t.key.size(0);
+// Table entries that are read: one comparison per block beside the reading of that block, and never a stray read.
+void check_table(const Call& c, int64_t num_blocks) {
   for (int b = 0; c.table && b < c.num_reqs; b++)
     for (int64_t i = 0; i * c.block_size < c.seq_lens[b]; i++) {
       const int32_t block = c.table[b * c.table_row + i];
@@ -169,6 +161,99 @@ void check_table(const Call& c, const AttentionTensors& t) {
         refuse(("block_table[" + std::to_string(b) + ", " + std::to_string(i) + "]").c_str(), block,
                "0 to " + std::to_string(num_blocks - 1));
     }
+}
+
+// The plan was made for these offsets: rows of query and out were counted by it.
+void check_tokens(const Call& c, const PlanHeader& plan) {
+  require(c.query_start[c.num_reqs] == plan.num_tokens, "query_start_loc[-1]", c.query_start[c.num_reqs],
+          Words{"", plan.num_tokens, ", what the plan was made for"});
+}
+
+// What a step has written: of the layer's heads and dtype, or not there at all.
+void check_written(const char* name, const OptTensor& t, const OptTensor& other, const Tensor& query, const Call& c) {
+  require(t.has_value() == other.has_value(), name, t ? "a tensor" : "None", "a tensor where the other is one");
+  if (!t) return;
+  require_tensor(name, *t, {-1, c.num_kv_heads, c.head_size}, false);
+  require_dtype(name, *t, query.scalar_type());
+}
+
+// A number of a layer's record, which may hold anything.
+int64_t whole(double x) { return x >= 0 && x < 1e15 ? static_cast<int64_t>(x) : -1; }
+
+void check_sizes(const Call& c, const LayerRecord& layer) {
+  const struct {
+    const char* name;
+    int64_t value;
+    double wanted;
+  } sizes[] = {{"plan num_heads", c.num_heads, layer.num_heads},
+               {"plan num_kv_heads", c.num_kv_heads, layer.num_kv_heads},
+               {"plan head_size", c.head_size, layer.head_size},
+               {"plan head_size_v", c.head_size_v, layer.head_size},
+               {"kv_cache block size", c.block_size, layer.block_size}};
+  for (const auto& size : sizes)
+    require(static_cast<double>(size.value) == size.wanted, size.name, size.value,
+            Words{"the layer's, ", whole(size.wanted)});
+}
+
+void check_layer(const Call& c, const CachedTensors& t, const LayerRecord& layer) {
+  check_sizes(c, layer);
+  const char* stored = dtype_name(t.kv_cache.scalar_type());
+  require(static_cast<double>(c.dtype) == layer.dtype, "query dtype", dtype_name(t.query.scalar_type()), "the layer's");
+  require(static_cast<double>(c.kv_dtype) == layer.kv_dtype, "kv_cache dtype", stored, "the layer's");
+  require(t.out.size(0) == t.query.size(0), "out rows", t.out.size(0), Words{"those of query, ", t.query.size(0)});
+  const bool fp8 = c.kv_dtype == DType::kE4M3 || c.kv_dtype == DType::kE5M2;
+  require(fp8 || c.kv_dtype == c.dtype, "kv_cache dtype", stored, "query's, or fp8");
+  require(fp8 || (layer.k_scale == 1 && layer.v_scale == 1), "layer k_scale, v_scale", layer.k_scale,
+          "1, unless the cache is fp8");
+  check_written("new_key", t.new_key, t.new_value, t.query, c);
+  check_written("new_value", t.new_value, t.new_key, t.query, c);
+}
+
+void set_cache(Call& c, const Tensor& cache) {
+  require_tensor("kv_cache", cache, {-1, 2, -1, c.num_kv_heads, c.head_size});
+  c.kv_dtype = stored_dtype("kv_cache", cache);
+  c.block_size = cache.size(2);
+  require(c.block_size >= 1, "block_size", c.block_size, "at least 1");
+  const int64_t size = static_cast<int64_t>(cache.element_size());
+  c.key = {static_cast<char*>(cache.data_ptr()), cache.stride(0) * size, cache.stride(2) * size, cache.stride(3) * size};
+  c.value = c.key;
+  if (c.value.data) c.value.data += cache.stride(1) * size;
+}
+
+}  // namespace
+
+Call call_of(const AttentionTensors& t, const PlanHeader& plan) {
+  Call c = {};
+  set_sizes(c, plan);
+  set_rows(c, t.query, t.out, plan);
+  set_lse(c, t.lse, plan);
+  set_keys(c, t, plan);
+  set_batch(c, t, plan);
+  c.sinks = per_head("sinks", t.sinks, plan.num_heads);
+  c.alibi = per_head("alibi_slopes", t.alibi_slopes, plan.num_heads);
+  check_lengths(c, c.table ? t.block_table->size(1) : 0, t.key.size(0));
+  check_tokens(c, plan);
+  check_table(c, t.key.size(0));
+  return c;
+}
+
+Call call_of(const CachedTensors& t, const PlanView& plan, const LayerRecord& layer) {
+  const PlanHeader& h = *plan.header;
+  require(h.plain == 1, "plan", "of requests with rules of their own", "one without, or attn_cpu::attention");
+  Call c = {};
+  set_sizes(c, h);
+  set_rows(c, t.query, t.out, h);
+  set_cache(c, t.kv_cache);
+  check_layer(c, t, layer);
+  set_table(c, t.block_table);
+  c.query_start = plan.query_start;
+  c.seq_lens = plan.seq_lens;
+  c.causal = h.causal != 0;
+  c.left = h.left, c.right = h.right, c.chunk = h.chunk;
+  check_lengths(c, t.block_table.size(1), 0);
+  check_tokens(c, h);
+  check_table(c, t.kv_cache.size(0));
+  return c;
 }
 
 void check_contents(const Call& c) {

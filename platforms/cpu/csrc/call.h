@@ -6,10 +6,8 @@
 namespace attn_cpu {
 
 Call call_of(const AttentionTensors& t, const PlanHeader& plan);
-// Lengths, offsets and table width against each other: what a kernel would otherwise read past.
-void check_lengths(const Call& c, const AttentionTensors& t);
-// Table entries that are read: one comparison per block beside the reading of that block, and never a stray read.
-void check_table(const Call& c, const AttentionTensors& t);
+// The same over a whole cache, of which the plan and the layer's record say the rest.
+Call call_of(const CachedTensors& t, const PlanView& plan, const LayerRecord& layer);
 // Contents that only checked mode looks at: multimodal ranges.
 void check_contents(const Call& c);
 

@@ -33,6 +33,17 @@ inline constexpr const char* kAttention =
     "Tensor? k_scale, Tensor? v_scale, Tensor? key_scales, Tensor? value_scales, "
     "Tensor? mm_prefix_ranges, bool checked, int isa) -> ()";
 
+// The same over a whole cache, for layers and batches without an LSE and without options of a head's or a request's own:
+// causality, bounds, lengths and offsets are the plan's, so that a call takes few arguments.
+//   new_key, new_value (any, Hkv, D), or None: what the step has written; only held against the layer
+//   kv_cache (num_blocks, 2, block_size, Hkv, D), keys and then values: query's dtype or fp8; any strides but a dense
+//       last dimension
+//   layer: float64 (10), the layer's own: scale, softcap (0: off), k_scale and v_scale (1 but for fp8), dtype and cache
+//       dtype (0 float32, 1 bfloat16, 2 float16, 3 float8_e4m3fn, 4 float8_e5m2), block size, Hq, Hkv, D
+inline constexpr const char* kAttentionCached =
+    "attention_cached(Tensor query, Tensor(a!) out, Tensor? new_key, Tensor? new_value, Tensor kv_cache, "
+    "Tensor block_table, Tensor plan, Tensor(b!)? workspace, Tensor layer, int isa) -> ()";
+
 // Partition a batch for `num_threads` threads: int32 (n), host. Only lengths are read.
 //   has_mm_prefix: the call will have mm_prefix_ranges, which reach beyond windows
 //   batch_invariant: splits depend on a request's own length alone

@@ -123,8 +123,12 @@ Draft draft_of(const Options& o, const std::vector<Request>& requests, int64_t h
   return d;
 }
 
-Tensor pack(const PlanHeader& header, const Draft& d) {
-  const int64_t bytes = sizeof(PlanHeader) + d.entries.size() * sizeof(PlanEntry) + d.groups.size() * sizeof(PlanGroup);
+// Words that follow the groups: offsets and lengths.
+int64_t batch_words(int64_t num_reqs) { return 2 * num_reqs + 1; }
+
+Tensor pack(const PlanHeader& header, const Draft& d, const int32_t* starts, const int32_t* lens) {
+  const int64_t bytes = sizeof(PlanHeader) + d.entries.size() * sizeof(PlanEntry) + d.groups.size() * sizeof(PlanGroup) +
+                        batch_words(header.num_reqs) * 4;
   Tensor plan = torch::stable::empty({bytes / 4}, ScalarType::Int);
   char* p = static_cast<char*>(plan.data_ptr());
   const auto append = [&p](const void* from, size_t size) {
@@ -134,6 +138,8 @@ Tensor pack(const PlanHeader& header, const Draft& d) {
   append(&header, sizeof header);
   append(d.entries.data(), d.entries.size() * sizeof(PlanEntry));
   append(d.groups.data(), d.groups.size() * sizeof(PlanGroup));
+  append(starts, (int64_t{header.num_reqs} + 1) * 4);
+  append(lens, int64_t{header.num_reqs} * 4);
   return plan;
 }
 
@@ -171,11 +177,17 @@ PlanView view_plan(const Tensor& plan) {
   view.header = reinterpret_cast<const PlanHeader*>(p);
   const PlanHeader& h = *view.header;
   require(h.magic == kMagic, "plan", h.magic, "what attn_cpu::plan returned");
-  const bool counts = h.num_entries >= 0 && h.num_groups >= 0 && h.partial_rows >= 0 && h.num_threads >= 1;
-  const int64_t want = least + int64_t{h.num_entries} * 8 + int64_t{h.num_groups} * 6;
+  const bool counts = h.num_entries >= 0 && h.num_groups >= 0 && h.partial_rows >= 0 && h.num_threads >= 1 &&
+                      h.num_reqs >= 0;
+  const int64_t want = least + int64_t{h.num_entries} * 8 + int64_t{h.num_groups} * 6 + batch_words(h.num_reqs);
   require(counts && want == words, "plan length", words, Words{"", want, ", as its header says"});
   view.entries = reinterpret_cast<const PlanEntry*>(p + sizeof(PlanHeader));
   view.groups = reinterpret_cast<const PlanGroup*>(view.entries + h.num_entries);
+  view.query_start = reinterpret_cast<const int32_t*>(view.groups + h.num_groups);
+  view.seq_lens = view.query_start + h.num_reqs + 1;
+  const bool heads = h.num_kv_heads >= 1 && h.num_heads >= 1 && h.num_heads % h.num_kv_heads == 0;
+  const bool sizes = h.head_size >= 8 && h.head_size <= 576 && h.head_size_v >= 8 && h.head_size_v <= 576;
+  require(heads && sizes, "plan", "damaged", "what attn_cpu::plan returned");
   return view;
 }
 
@@ -201,12 +213,9 @@ void check_plan(const PlanView& plan, const int32_t* query_start, const int32_t*
   }
 }
 
-WorkspaceLayout layout_of(const PlanHeader& h) {
+WorkspaceLayout layout_of(const PlanHeader& h, size_t scratch) {
   auto align = [](int64_t n) { return (n + 4095) / 4096 * 4096; };
   WorkspaceLayout w;
-  size_t scratch = 0;
-  for (int isa = 0; isa < kIsaCount; isa++)
-    if (const Kernels* k = kernels_of(isa)) scratch = std::max(scratch, k->scratch_bytes(h.head_size, h.head_size_v));
   w.counters = 0;
   w.partials = align(int64_t{h.num_groups} * h.num_kv_heads * 4);
   w.scratch = w.partials + align(int64_t{h.partial_rows} * h.num_kv_heads * partial_stride(h.head_size_v) * 4);
@@ -233,15 +242,26 @@ Tensor plan_op(const Tensor& query_start_loc, const Tensor& seq_lens, int64_t nu
     o.causal_of = static_cast<const bool*>(causal_per_request->data_ptr());
   }
   const auto* starts = static_cast<const int32_t*>(query_start_loc.data_ptr());
-  const auto requests = requests_of(o, starts, static_cast<const int32_t*>(seq_lens.data_ptr()), n);
+  const auto* lens = static_cast<const int32_t*>(seq_lens.data_ptr());
+  const auto requests = requests_of(o, starts, lens, n);
   const Draft d = draft_of(o, requests, std::max(head_size, head_size_v));
+  // A bound past every position is none.
+  const auto bound = [](int64_t x) { return static_cast<int32_t>(x < 0 || x > INT32_MAX ? -1 : x); };
   const PlanHeader header = {kMagic, static_cast<int>(n), starts[n], static_cast<int>(num_heads),
                              static_cast<int>(num_kv_heads), static_cast<int>(head_size), static_cast<int>(head_size_v),
                              static_cast<int>(num_threads), static_cast<int>(d.entries.size()),
-                             static_cast<int>(d.groups.size()), static_cast<int>(d.partial_rows), 0};
-  return pack(header, d);
+                             static_cast<int>(d.groups.size()), static_cast<int>(d.partial_rows), causal,
+                             bound(o.left), bound(o.right), bound(o.chunk), !causal_per_request && !has_mm_prefix};
+  return pack(header, d, starts, lens);
 }
 
-int64_t workspace_bytes_op(const Tensor& plan) { return layout_of(*view_plan(plan).header).bytes; }
+int64_t workspace_bytes_op(const Tensor& plan) {
+  // Enough for whichever level a call will use.
+  const PlanHeader& h = *view_plan(plan).header;
+  size_t scratch = 0;
+  for (int isa = 0; isa < kIsaCount; isa++)
+    if (const Kernels* k = kernels_of(isa)) scratch = std::max(scratch, k->scratch_bytes(h.head_size, h.head_size_v));
+  return layout_of(h, scratch).bytes;
+}
 
 }  // namespace attn_cpu

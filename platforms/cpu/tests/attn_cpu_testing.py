@@ -12,6 +12,7 @@ from torch import Tensor
 __all__ = [
     "NAMES",
     "attention_arguments",
+    "cached_arguments",
     "levels",
     "needs_kernels",
     "plan_of",
@@ -117,6 +118,44 @@ def run(arguments: dict[str, Any]) -> Tensor:
     """Call the op, and return its output."""
     torch.ops.attn_cpu.attention(**arguments)
     return arguments["out"]
+
+
+def cached_arguments(
+    arguments: dict[str, Any], softcap: float = 0.0, scales: tuple[float, float] = (1.0, 1.0)
+) -> dict[str, Any]:
+    """Return the arguments of `attention_cached` that ask what these of `attention` ask.
+
+    Args:
+        arguments: over a paged cache, without options of a head's or a request's own.
+        softcap: 0: off.
+        scales: of keys and values, of an fp8 cache.
+    """
+    key, query = arguments["key"], arguments["query"]
+    stored = (torch.float32, torch.bfloat16, torch.float16)
+    stored += (torch.float8_e4m3fn, torch.float8_e5m2)
+    dtypes = (stored.index(query.dtype), stored.index(key.dtype))
+    heads = (query.shape[1], key.shape[2], query.shape[2])
+    layer = (arguments["scale"], softcap, *scales, *dtypes, key.shape[1], *heads)
+    return {
+        "query": query,
+        "out": torch.zeros_like(arguments["out"]),
+        "new_key": None,
+        "new_value": None,
+        "kv_cache": _joined(key, arguments["value"]),
+        "block_table": arguments["block_table"],
+        "plan": arguments["plan"],
+        "workspace": arguments["workspace"],
+        "layer": torch.tensor(layer, dtype=torch.float64),
+        "isa": arguments["isa"],
+    }
+
+
+def _joined(key: Tensor, value: Tensor) -> Tensor:
+    """Return keys and values in one cache, whose rows and heads lie in the keys' order."""
+    is_hnd = key.stride(2) > key.stride(1)
+    pair = (key.transpose(1, 2), value.transpose(1, 2)) if is_hnd else (key, value)
+    cache = torch.stack([each.view(torch.uint8) for each in pair], 1).view(key.dtype)
+    return cache.transpose(2, 3) if is_hnd else cache
 
 
 def write_arguments(dtype: torch.dtype = torch.float32, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,15 @@ import sys
 from typing import Any
 
 import torch
-from attn_cpu_testing import NAMES, attention_arguments, levels, plan_of, run, write_arguments
+from attn_cpu_testing import (
+    NAMES,
+    attention_arguments,
+    cached_arguments,
+    levels,
+    plan_of,
+    run,
+    write_arguments,
+)
 from torch import Tensor
 
 from attn_cpu.isa import level_named
@@ -93,6 +101,22 @@ def _run_all(level: str, arguments: dict[str, Any]) -> None:
             if arguments[name] is not None
         }
         run(arguments | tensors | {"isa": level_named(level)})
+    _run_cached(level, arguments)
+
+
+def _run_cached(level: str, arguments: dict[str, Any]) -> None:
+    """The same by the short call, where that serves it."""
+    own = ("sinks", "alibi_slopes", "mm_prefix_ranges", "causal_per_request", "key_scales")
+    if any(arguments[name] is not None for name in own):
+        return
+    cached = cached_arguments(arguments | {"isa": level_named(level)})
+    for at_end in (True, False):
+        tensors = {
+            name: guarded(value, at_end=at_end)
+            for name, value in cached.items()
+            if isinstance(value, Tensor)
+        }
+        torch.ops.attn_cpu.attention_cached(**(cached | tensors))
 
 
 def _attention(level: str) -> int:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from attn_cpu_testing import attention_arguments, needs_kernels, plan_of, write_arguments
+from attn_cpu_testing import (
+    attention_arguments,
+    cached_arguments,
+    needs_kernels,
+    plan_of,
+    write_arguments,
+)
 from torch import Tensor
 
 pytestmark = needs_kernels
@@ -26,6 +32,17 @@ def test_attention(dtype: torch.dtype) -> None:
     workspace = torch.zeros(2**20, dtype=torch.uint8)
     options = {"sinks": torch.zeros(4), "window_left": 3, "workspace": workspace}
     _check("attention", attention_arguments(dtype, lse=None, **options))
+
+
+def test_attention_cached() -> None:
+    _check("attention_cached", cached_arguments(attention_arguments()))
+
+
+def test_tensors_of_two_devices_do_not_pass_for_a_trace() -> None:
+    arguments = attention_arguments()
+    arguments["key"] = arguments["key"].to("meta")
+    with pytest.raises(RuntimeError, match=r"device is one of \['cpu', 'meta'\]; allowed: one"):
+        torch.ops.attn_cpu.attention(**arguments)
 
 
 def test_write_kv() -> None:

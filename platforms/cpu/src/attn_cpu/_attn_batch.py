@@ -88,10 +88,9 @@ class HostBatch:
 
 
 def _starts(name: str, starts: Tensor) -> Tensor:
-    if len(starts) == 0 or int(starts[0]) != 0 or bool((starts.diff() < 0).any()):
-        raise MetadataError.for_argument(
-            name, starts.tolist(), "prefix sums from 0 that never fall"
-        )
+    values = starts.tolist()  # a few numbers are compared faster than tensors are called for
+    if not values or values[0] != 0 or values != sorted(values):
+        raise MetadataError.for_argument(name, values, "prefix sums from 0 that never fall")
     return starts.contiguous()
 
 
@@ -108,8 +107,9 @@ def _cached_lens(common: CommonAttentionMetadata, attn_type: AttentionType) -> T
         if common.encoder_seq_lens is None:
             raise MetadataError.for_argument(name, None, "(num_reqs,) int32, for cross-attention")
         lens = common.encoder_seq_lens
-    if len(lens) and int(lens.min()) < 0:
-        raise MetadataError.for_argument(name, lens.tolist(), "lengths >= 0")
+    values = lens.tolist()
+    if min(values, default=0) < 0:
+        raise MetadataError.for_argument(name, values, "lengths >= 0")
     return lens.contiguous()
 
 
@@ -125,17 +125,15 @@ def usable_table(block_table: Tensor, key_lens: Tensor, block_size: int | None) 
         MetadataError: it lies elsewhere, has another number of rows, or a row is too short; names
             the request.
     """
-    if block_table.device.type != "cpu":
+    if not block_table.is_cpu:
         raise MetadataError.for_argument("block_table device", block_table.device, "cpu")
-    if block_table.ndim != 2 or len(block_table) != len(key_lens):
-        raise MetadataError.for_argument(
-            "block_table shape", tuple(block_table.shape), f"({len(key_lens)}, M)"
-        )
-    reach = block_table.shape[1] * (block_size or 0)
-    longest = int(key_lens.max()) if len(key_lens) else 0
+    shape, values = block_table.shape, key_lens.tolist()
+    if len(shape) != 2 or shape[0] != len(values):
+        raise MetadataError.for_argument("block_table shape", tuple(shape), f"({len(values)}, M)")
+    reach, longest = shape[1] * (block_size or 0), max(values, default=0)
     if longest > reach:
         raise MetadataError.for_argument(
-            f"key length of request {int(key_lens.argmax())}",
+            f"key length of request {values.index(longest)}",
             longest,
             f"at most {reach}, what a row of block_table addresses",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["LIBRARY", "Keys", "Options", "attend", "load_kernels"]
 
 LIBRARY = "attn_cpu_kernels"
-_IN_CALL = threading.Lock()
-"""Held by the call that uses a plan's workspace, which layers and plans share. The ops let other
-Python threads run; a call of theirs finds it taken and works in memory of its own."""
-
 Options = tuple[float, float | None, int | None, int | None, int | None]
 """Scale, softcap, window to the left and to the right, chunk size."""
 
@@ -91,34 +86,29 @@ def attend(
     Raises:
         InvalidInputError: an argument does not fit the others.
     """
-    is_alone = _IN_CALL.acquire(blocking=False)
-    try:
-        call(
-            op("attention"),
-            query,
-            output,
-            lse,
-            keys.key,
-            keys.value,
-            batch.block_table,
-            batch.query_start_loc,
-            batch.key_lens,
-            batch.key_start_loc,
-            plan.pieces,
-            plan.workspace if is_alone else None,
-            *options,
-            batch.is_causal,
-            batch.causal_per_request,
-            sinks,
-            alibi_slopes,
-            keys.k_scale,
-            keys.v_scale,
-            keys.key_scales,
-            keys.value_scales,
-            batch.ranges,
-            is_checked,
-            forced_level() if isa == BEST else isa,
-        )
-    finally:
-        if is_alone:
-            _IN_CALL.release()
+    call(
+        op("attention"),
+        query,
+        output,
+        lse,
+        keys.key,
+        keys.value,
+        batch.block_table,
+        batch.query_start_loc,
+        batch.key_lens,
+        batch.key_start_loc,
+        plan.pieces,
+        plan.workspace,
+        *options,
+        batch.is_causal,
+        batch.causal_per_request,
+        sinks,
+        alibi_slopes,
+        keys.k_scale,
+        keys.v_scale,
+        keys.key_scales,
+        keys.value_scales,
+        batch.ranges,
+        is_checked,
+        forced_level() if isa == BEST else isa,
+    )

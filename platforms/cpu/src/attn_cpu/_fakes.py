@@ -11,8 +11,14 @@ __all__ = ["register_fakes"]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand for an op that writes into its arguments."""
-    del args, kwargs
+    """Stand for an op that writes into its arguments.
+
+    One meta tensor among those of the host brings a call here, and it would do nothing.
+    """
+    given = (*args, *kwargs.values())
+    devices = {each.device.type for each in given if isinstance(each, Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError(f"attn_cpu: device is one of {sorted(devices)}; allowed: one for all")
 
 
 def _plan(query_start_loc: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -24,6 +30,6 @@ def _plan(query_start_loc: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def register_fakes() -> None:
     """Register the fakes of the ops, after the library has been loaded."""
-    for name in ("attention", "write_kv", "merge_attn_states"):
+    for name in ("attention", "attention_cached", "write_kv", "merge_attn_states"):
         torch.library.register_fake(f"attn_cpu::{name}", _nothing)
     torch.library.register_fake("attn_cpu::plan", _plan)

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["call", "op"]
+__all__ = ["call", "direct", "op"]
 
 _REFUSAL = "attn_cpu: "  # how the ops begin to say what is wrong
 
 
 @cache
-def op(name: str) -> Callable[..., None]:
+def op(name: str) -> Callable[..., Any]:
     """Return an op's one overload, which is called without a look at its arguments' types.
 
     Args:
         name: of an op of a library that has been loaded.
     """
-    overload: Callable[..., None] = getattr(torch.ops.attn_cpu, name).default
+    overload: Callable[..., Any] = getattr(torch.ops.attn_cpu, name).default
     return overload
+
+
+def direct(name: str) -> Callable[..., None]:
+    """Return what an op's overload calls itself, for calls where a Python function more counts.
+
+    Args:
+        name: of an op of a library that has been loaded.
+    """
+    overload = op(name)
+    inner: Callable[..., None] = getattr(overload, "_op", overload)  # no part of torch's promises
+    return inner
 
 
 def call(overload: Callable[..., None], *arguments: object) -> None:

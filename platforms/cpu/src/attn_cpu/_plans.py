@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attn_cpu._attn_batch import HostBatch
+from attn_cpu._ops import op
 from attn_shared.request import Window
 from attn_shared.spec import LayerSpec
 from attn_shared.workspace import Workspace
@@ -61,8 +62,7 @@ def partition(
         workspace: where partial results go.
         is_invariant: where a request is split depends on its own length alone.
     """
-    ops = torch.ops.attn_cpu
-    pieces: Tensor = ops.plan(
+    pieces: Tensor = op("plan")(
         batch.query_start_loc,
         batch.key_lens,
         *heads,
@@ -75,4 +75,4 @@ def partition(
         is_invariant,
     )
     # Taken here and not in the call: it stays valid when the workspace grows for someone else.
-    return Plan(pieces=pieces, workspace=workspace.get(ops.workspace_bytes(pieces)))
+    return Plan(pieces=pieces, workspace=workspace.get(op("workspace_bytes")(pieces)))

@@ -9,7 +9,7 @@ that it was built on. It is loaded by the first of these calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -95,6 +95,5 @@ def forced(level: IsaLevel | str) -> Iterator[IsaLevel]:
         _FORCED.reset(token)
 
 
-def forced_level() -> int:
-    """Return the level of the surrounding `forced`, else `BEST`; what the ops take."""
-    return _FORCED.get()
+forced_level: Callable[[], int] = _FORCED.get
+"""Return the level of the surrounding `forced`, else `BEST`; what the ops take."""

@@ -7,6 +7,7 @@ runs on: AMX, AVX-512, AVX2, or what any processor understands.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import is_
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,11 +18,12 @@ from attn_cpu._attn_batch import CACHE_FREE
 from attn_cpu._attn_capability import CAPABILITY, NAME
 from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
-from attn_cpu._ops import call, op
+from attn_cpu._layer_record import record_of
+from attn_cpu._ops import call, direct, op
 from attn_cpu._plans import Plan, sight_of
 from attn_cpu._scales import ScaleTensors
 from attn_cpu._views import CacheViews
-from attn_cpu.isa import BEST, IsaLevel
+from attn_cpu.isa import BEST, IsaLevel, forced_level
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
@@ -97,10 +99,10 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._sight = sight_of(spec)
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._scales = ScaleTensors()
-        self._query_tail = (spec.num_heads, spec.head_size)
         self._output_tail = (spec.num_heads, spec.head_size_v)
         self._options = (spec.scale, spec.softcap, *spec.window, spec.chunk_size)
         self._seen_layer: tuple[object, ...] = ()
+        self._short: tuple[object, object, Tensor, Callable[..., None]] | None = None
         own = spec.kv_cache_spec
         self._views = CacheViews(own) if isinstance(own, AttentionSpec) else None
         self._takes_scales = (
@@ -130,14 +132,68 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
+        short = self._short
+        if (
+            short is not None
+            and lse is None
+            and layer.k_scale is short[0]
+            and layer.v_scale is short[1]
+            and layer.sinks is None
+            and layer.alibi_slopes is None
+        ):
+            # All in one place: with caches cold, each function and object beside it costs as much
+            # as reading some hundred keys.
+            try:
+                plan = metadata.plans[self._sight]
+                out = torch.empty_like(query) if output is None else output
+                short[3](
+                    query,
+                    out,
+                    key,
+                    value,
+                    kv_cache,
+                    metadata.batch.block_table,
+                    plan.pieces,
+                    plan.workspace,
+                    short[2],
+                    forced_level() if self.isa == BEST else self.isa,
+                )
+                return out
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+                pass  # refused: the checks of the long way have the words
+        return self._forward(layer, query, key, value, kv_cache, metadata, output, lse)
+
+    def _forward(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor | None,
+        metadata: CpuAttnMetadata,
+        output: Tensor | None,
+        lse: Tensor | None,
+    ) -> Tensor:
+        """Attend with any option, everything checked; find out whether the short way serves."""
         plan = self._plan(metadata)
-        if lse is not None or not self._is_plain(query, output, metadata.batch.num_tokens):
-            self._checker.check_tensors(query, output, lse, metadata.batch.num_tokens, _HOST)
+        self._checker.check_tensors(query, output, lse, metadata.batch.num_tokens, _HOST)
         self._check_layer(layer)
         keys = self._keys(layer, key, value, kv_cache, metadata)
         if output is None:
             output = query.new_empty((query.shape[0], *self._output_tail))
-        self._attend(layer, query, output, lse, keys, metadata, plan)
+        attend(
+            query,
+            output,
+            lse,
+            keys,
+            metadata.batch,
+            plan,
+            self._options,
+            layer.sinks,
+            layer.alibi_slopes,
+            metadata.is_checked,
+            self.isa,
+        )
         return output
 
     def check_metadata(self, metadata: CpuAttnMetadata) -> None:
@@ -161,26 +217,17 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             )
         return plan
 
-    def _is_plain(self, query: Tensor, output: Tensor | None, num_tokens: int) -> bool:
-        """Whether query and output are right; what is not, or may not be, is checked in full."""
-        dtype, shape = self.spec.dtype, query.shape
-        return (
-            shape[1:] == self._query_tail
-            and shape[0] >= num_tokens
-            and query.dtype is dtype
-            and query.is_cpu
-            and output is not None
-            and output.dtype is dtype
-            and output.is_cpu
-            and output.shape == (shape[0], *self._output_tail)
-        )
-
     def _check_layer(self, layer: AttentionLayer) -> None:
         """Check the layer's options where they are not the ones that were found right before."""
         given = (layer.sinks, layer.alibi_slopes, layer.k_scale, layer.v_scale)
         if len(self._seen_layer) == len(given) and all(map(is_, given, self._seen_layer)):
             return
         self._checker.check_layer(layer, _HOST)
+        record = record_of(self.spec, layer.k_scale, layer.v_scale)
+        if record is None:
+            self._short = None
+        else:
+            self._short = (layer.k_scale, layer.v_scale, record, direct("attention_cached"))
         self._seen_layer = given
 
     def _keys(
@@ -208,30 +255,6 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         if not self._takes_scales:
             return Keys(key, value, None, None, key_scales, value_scales)
         return Keys(key, value, self._scales.of(layer.k_scale), self._scales.of(layer.v_scale))
-
-    def _attend(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        output: Tensor,
-        lse: Tensor | None,
-        keys: Keys,
-        metadata: CpuAttnMetadata,
-        plan: Plan,
-    ) -> None:
-        attend(
-            query,
-            output,
-            lse,
-            keys,
-            metadata.batch,
-            plan,
-            self._options,
-            layer.sinks,
-            layer.alibi_slopes,
-            metadata.is_checked,
-            self.isa,
-        )
 
     def do_kv_cache_update(
         self,
