@@ -158,10 +158,10 @@ def problems(
     arguments: dict[str, Any], levels: dict[str, int], num_threads: int = 1
 ) -> dict[str, Any]:
     """Run a call on each level; what is wrong there by the contract's budget."""
-    inputs = tuple(arguments[name] for name in ("query", "key", "value"))
-    options, batch, dtype = _options(arguments), _batch(arguments), arguments["query"].dtype
-    exact = paged_attention(*inputs, options, **batch)
-    eager = eager_attention(*inputs, options, **batch, compute_dtype=dtype)
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    options, batch, dtype = _options(arguments), _batch(arguments), query.dtype
+    exact = paged_attention(query, key, value, options, **batch)
+    eager = eager_attention(query, key, value, options, **batch, compute_dtype=dtype)
     arguments = arguments | {"plan": plan_of(arguments, num_threads=num_threads)}
     found = {}
     for label, isa in levels.items():
