@@ -141,18 +141,6 @@ static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64
   }
 }
 
-// 2^y for weights that are rounded to bfloat16, error 1e-7: by floor(y), so that -inf needs no special case.
-static inline vf exp2_floor(vf y) {
-  const vf f = _mm512_reduce_ps(y, 1);
-  vf p = vset(1.877576625e-3f);
-  p = vfma(p, f, vset(8.989340521e-3f));
-  p = vfma(p, f, vset(5.582631736e-2f));
-  p = vfma(p, f, vset(2.401536174e-1f));
-  p = vfma(p, f, vset(6.931530731e-1f));
-  p = vfma(p, f, vset(9.999999251e-1f));
-  return _mm512_scalef_ps(p, y);
-}
-
 // Interleaving 16-bit pairs within lanes leaves the columns of two tiles in this order; undone once per row.
 static inline void in_order(const float* o, vf& x, vf& y) {
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);

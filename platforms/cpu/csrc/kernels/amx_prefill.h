@@ -205,7 +205,7 @@ static inline void prefill_softmax(const Prefill& x, const Block& b, int i, floa
   const vf scale = vset(factor), shift = vset(m == -INFINITY ? 0.f : -m);
   auto weight = [&](int v) {
     const vf y = vfma(vload(s + v * 16), scale, shift);
-    return PRECISE ? exp2_floor(y) : exp2_rough(y);
+    return PRECISE ? vweight(y) : exp2_rough(y);
   };
 #pragma GCC unroll 2
   for (int v = 0; v < nv; v += 2) {

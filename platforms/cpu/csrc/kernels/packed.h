@@ -23,12 +23,11 @@ struct Packed {
   float *o_total, *l_total;  // over those before, by the same reference
   float *m, *key_scale, *value_scale;
   double* q_exact;
-  const char** value;        // the rows of values of the packed keys, as float32
   Bounds* bounds;
   LogitRule* rules;
   int width, width_v, most;
   int64_t t0;                // position of the first packed key
-  bool plain, scaled, exact, keys_direct, values_direct;
+  bool plain, scaled, exact, keys_direct;
 };
 
 // Hands out a scratch in pieces of whole cache lines; from null it measures.
@@ -50,13 +49,12 @@ static inline char* place_packed(char* scratch, int head_size, int head_size_v, 
   x.q = p.take<float>(rows * x.width);
   x.o_total = p.take<float>(rows * x.width_v);
   x.l_total = p.take<float>(rows * W), x.m = p.take<float>(rows);
-  x.keys = p.take<float>(x.most * x.width), x.values = p.take<float>(x.most * x.width_v);
+  x.keys = p.take<float>(x.most * x.width), x.values = p.take<float>(x.most * round_up(x.width_v, kPanel));
   x.wide = p.take<float>(W * x.width);
   x.s = p.take<float>(kSubRows * kPackBlock);
   x.o = p.take<float>(kSubRows * x.width_v), x.l = p.take<float>(kSubRows * W);
   x.q_exact = p.take<double>(kSubRows * x.width);
   x.key_scale = p.take<float>(x.most), x.value_scale = p.take<float>(x.most);
-  x.value = p.take<const char*>(x.most);
   x.bounds = p.take<Bounds>(rows), x.rules = p.take<LogitRule>(rows);
   return p.at;
 }
@@ -115,19 +113,18 @@ static inline void panel_products_exact(const double* q, int step, const float* 
     for (int i = 0; i < kPanelVecs; i++) vstore_d(s + r * kPackBlock + i * W / 2, acc[r][i]);
 }
 
-// o[r][N vectors from column d on] += s[r][n] . values
+// o[r][N vectors] += s[r][n] . panel
 template <int N>
-static inline void add_values(const float* s, const char* const* values, int d, int n, float* o, int width) {
+static inline void add_values(const float* s, const float* panel, int n, float* o, int width) {
   vf acc[kPackRows][N];
 #pragma GCC unroll 8
   for (int r = 0; r < kPackRows; r++)
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) acc[r][i] = vload(o + r * width + d + i * W);
+    for (int i = 0; i < N; i++) acc[r][i] = vload(o + r * width + i * W);
   for (int j = 0; j < n; j++) {
-    const float* v = reinterpret_cast<const float*>(values[j]) + d;
     vf x[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) x[i] = vload(v + i * W);
+    for (int i = 0; i < N; i++) x[i] = vload(panel + j * kPanel + i * W);
 #pragma GCC unroll 8
     for (int r = 0; r < kPackRows; r++) {
       const vf w = vset(s[r * kPackBlock + j]);
@@ -138,21 +135,22 @@ static inline void add_values(const float* s, const char* const* values, int d, 
 #pragma GCC unroll 8
   for (int r = 0; r < kPackRows; r++)
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) vstore(o + r * width + d + i * W, acc[r][i]);
+    for (int i = 0; i < N; i++) vstore(o + r * width + i * W, acc[r][i]);
 }
 
-// Pack keys [t0, t0 + n) in panels [key / kPanel][head size][kPanel]. Past n the last key is repeated.
+// Pack keys [t0, t0 + n): K in panels [key / kPanel][head size][kPanel], past n the last one again, and V in panels
+// [column / kPanel][key][kPanel], so that no stride of the cache makes rows compete for the same sets of a cache.
 static void pack_panels(const Call& c, const Item& it, const Packed& x, int n) {
+  const int64_t size = dtype_bytes(c.kv_dtype);
   KeyRows rows;
   for (int j = 0; j < n; j += kTileKeys) {
     const int count = static_cast<int>(imin(kTileKeys, n - j));
     find_rows(c, it.b, it.h, x.t0 + j, count, rows);
     for (int i = 0; i < count; i++) {
-      x.value[j + i] = rows.value[i];
-      if (x.values_direct) continue;
-      float* to = x.values + (j + i) * x.width_v;
-      widen_row(c.kv_dtype, rows.value[i], to, c.head_size_v, x.width_v);
-      x.value[j + i] = reinterpret_cast<const char*>(to);
+      for (int d = 0; d < x.width_v; d += kPanel) {
+        const int wide = static_cast<int>(imin(kPanel, x.width_v - d)), most = static_cast<int>(imin(wide, c.head_size_v - d));
+        widen_row(c.kv_dtype, rows.value[i] + d * size, x.values + d * x.most + (j + i) * kPanel, most, wide);
+      }
     }
     for (int i = 0; i < round_up(count, kPanel); i += W) {
       const float* from[W];
@@ -231,7 +229,7 @@ static inline void packed_softmax(const Packed& x, const Span& k, int row, int i
   }
   const vf scale = vset(factor), shift = vset(m == -INFINITY ? 0.f : -m);
   for (int v = from; v < to; v += W) {
-    vf p = vexp2(vfma(vload(s + v), scale, shift));
+    vf p = vweight(vfma(vload(s + v), scale, shift));
     l = l + p;
     if (x.scaled) p = p * vload(x.value_scale + key0 - x.t0 + v);
     vstore(s + v, p);
@@ -240,20 +238,17 @@ static inline void packed_softmax(const Packed& x, const Span& k, int row, int i
 }
 
 static inline void weigh_values(const Packed& x, const Span& k, int groups) {
-  const int n = k.to - k.from, from = k.from % kPackBlock;
-  const char* const* values = x.value + k.from;
-  int left = x.width_v / W, d = 0;
-  for (int taken; left > 0; left -= taken, d += taken * W) {
-    // Five vectors as three and two: with one alone there are too few sums to hide the latency.
-    taken = static_cast<int>(imin(left == kPanelVecs + 1 ? kPanelVecs / 2 + 1 : kPanelVecs, left));
+  const int n = k.to - k.from;
+  for (int d = 0; d < x.width_v; d += kPanel) {
+    const float* panel = x.values + d * x.most + k.from * kPanel;
     for (int g = 0; g < groups; g++) {
-      const float* s = x.s + g * kPackRows * kPackBlock + from;
-      float* o = x.o + g * kPackRows * x.width_v;
-      switch (taken) {
-        case 1: add_values<1>(s, values, d, n, o, x.width_v); break;
-        case 2: add_values<2>(s, values, d, n, o, x.width_v); break;
-        case 3: add_values<kPanelVecs == 4 ? 3 : 1>(s, values, d, n, o, x.width_v); break;
-        default: add_values<kPanelVecs>(s, values, d, n, o, x.width_v);
+      const float* s = x.s + g * kPackRows * kPackBlock + k.from % kPackBlock;
+      float* o = x.o + g * kPackRows * x.width_v + d;
+      switch (imin(kPanel, x.width_v - d) / W) {
+        case 1: add_values<1>(s, panel, n, o, x.width_v); break;
+        case 2: add_values<2>(s, panel, n, o, x.width_v); break;
+        case 3: add_values<kPanelVecs == 4 ? 3 : 1>(s, panel, n, o, x.width_v); break;
+        default: add_values<kPanelVecs>(s, panel, n, o, x.width_v);
       }
     }
   }
@@ -315,8 +310,7 @@ static void run_packed(const Call& c, const Item& it, char* scratch) {
   place_packed(scratch, c.head_size, c.head_size_v, x);
   const int rows = it.r1 - it.r0, padded = static_cast<int>(round_up(rows, kPackRows));
   packed_start(c, it, x, rows, padded);
-  const bool direct = c.kv_dtype == DType::kFloat32;
-  x.keys_direct = direct && c.head_size % W == 0, x.values_direct = direct && c.head_size_v % W == 0;
+  x.keys_direct = c.kv_dtype == DType::kFloat32 && c.head_size % W == 0;
   x.scaled = c.kv_dtype == DType::kInt8;
   x.exact = c.dtype == DType::kFloat32 && (!kHasFused || c.softcap != 0.f);
   // A raw maximum is the maximum of the logits only if they rise together.

@@ -49,6 +49,7 @@ static inline vf vexp2(vf y) {
   const vf x = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
   return _mm256_and_ps(keep, _mm256_blendv_ps(x, y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q)));
 }
+static inline vf vweight(vf y) { return vexp2(y); }
 
 static inline vf vreduce(vf* a) {
   const vf x = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));

@@ -42,6 +42,18 @@ static inline vf vexp2(vf y) {
   return _mm512_scalef_ps(p, whole);  // below 2^-149 that is 0
 }
 
+// 2^y to 1e-7, for weights of a softmax: by floor(y), so that -inf needs no special case.
+static inline vf vweight(vf y) {
+  const vf f = _mm512_reduce_ps(y, 1);
+  vf p = vset(1.877576625e-3f);
+  p = vfma(p, f, vset(8.989340521e-3f));
+  p = vfma(p, f, vset(5.582631736e-2f));
+  p = vfma(p, f, vset(2.401536174e-1f));
+  p = vfma(p, f, vset(6.931530731e-1f));
+  p = vfma(p, f, vset(9.999999251e-1f));
+  return _mm512_scalef_ps(p, y);
+}
+
 static inline vf pair_sums32(vf a, vf b) { return _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b); }
 static inline vf pair_sums64(vf a, vf b) {
   const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);

@@ -53,6 +53,7 @@ static inline vf vexp2(vf y) {
   const vf x = y == y ? (vf)((vi)p + exponent) : y;
   return tiny ? vzero() : x;
 }
+static inline vf vweight(vf y) { return vexp2(y); }
 
 static inline vf vreduce(vf* a) {  // lane i of the result is the sum of the lanes of a[i]
   return vf{vrsum(a[0]), vrsum(a[1]), vrsum(a[2]), vrsum(a[3])};
