@@ -14,7 +14,7 @@ from attn_shared.errors import InvalidInputError
 from attn_shared.impl import AttentionLayer
 from attn_shared.spec import LayerSpec
 from attn_triton._capability import NAME
-from attn_triton._keys import KeysValues, KeysValuesTensors, Strides
+from attn_triton._keys import KeysValues, KeysValuesTensors, Places
 from attn_triton._metadata import Step, TritonAttentionMetadata
 from attn_triton._prompt_calls import PromptCalls
 from attn_triton._steps import Shape
@@ -29,9 +29,9 @@ _LOG2E = math.log2(math.e)
 _ALIGNMENT = 15  # bits of an address that must be 0 for the widest accesses
 
 
-_Key = tuple[Shape, tuple[int, ...], tuple[int, ...], tuple[Strides, Strides], int, int, int]
-"""What machine code depends on, beside the layer: the step's shape, strides of query and output, of
-keys and values, tokens per block, causality and how scales are given."""
+_Key = tuple[Shape, tuple[int, ...], tuple[int, ...], Places, int, int]
+"""What machine code depends on, beside the layer: the step's shape, strides of query and output,
+places of keys and values, causality and how scales are given."""
 
 _Refs = Sequence[Tensor | int | None]
 """Tensors, or their addresses."""
@@ -111,6 +111,7 @@ class LayerCalls:
         tensors: Callable[[], KeysValuesTensors],
         fresh: tuple[Tensor, Tensor] | None,
         metadata: TritonAttentionMetadata,
+        step: Step,
     ) -> None:
         """Launch what the step needs.
 
@@ -123,8 +124,8 @@ class LayerCalls:
             tensors: returns the same as tensors, for calls that are looked at.
             fresh: the step's keys and values, which may be read in the cache's stead, or None.
             metadata: the step.
+            step: its launches, from `planned`.
         """
-        step = self.planned(metadata)
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
@@ -162,15 +163,7 @@ class LayerCalls:
         causal: int,
     ) -> None:
         """Launch the kernels of a step whose rows are those of one kv head."""
-        key = (
-            shape,
-            query.stride(),
-            output.stride(),
-            keys.strides,
-            keys.page,
-            causal,
-            scales.mode,
-        )
+        key = (shape, query.stride(), output.stride(), keys.places, causal, scales.mode)
         programs = self._programs.get(key)
         if programs is None:
             require_readable(keys.dtype, query.device)
@@ -257,13 +250,14 @@ class LayerCalls:
         }
 
     def _constants(self, key: _Key, is_int8: bool) -> dict[str, object]:
-        _, query, _, strides, page, causal, scales = key
+        _, query, _, places, causal, scales = key
+        strides = places.strides
         names = ("K_BLOCK", "K_TOKEN", "K_HEAD", "V_BLOCK", "V_TOKEN", "V_HEAD")
         seen = self.visibility
         return {
             **dict(zip(names, (*strides[0], *strides[1]), strict=True)),
             **dict(zip(("Q_TOKEN", "Q_HEAD"), query[:2], strict=True)),
-            "PAGE": page,
+            "PAGE": places.page,
             "LEFT": seen.left,
             "RIGHT": seen.right,
             "CHUNK": seen.chunk,

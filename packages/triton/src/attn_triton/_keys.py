@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from attn_shared.kv_cache import AttentionSpec
 
-__all__ = ["CacheReader", "KeysValues", "KeysValuesTensors", "Strides", "keys_of_call"]
+__all__ = ["CacheReader", "KeysValues", "KeysValuesTensors", "Places", "Strides", "keys_of_call"]
 
 Strides = tuple[int, int, int]
 """From one block to the next, one token, one head, in elements; without a cache 0 first."""
@@ -18,6 +19,26 @@ Strides = tuple[int, int, int]
 
 KeysValuesTensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 """Keys, values, and the scales beside their entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """How keys and values lie, in what machine code depends on; made by `_places`.
+
+    Equal ones are made once, so that looking up what was compiled for one hashes its identity.
+
+    Attributes:
+        strides: of keys and of values.
+        page: tokens per block; 0 without a cache.
+    """
+
+    strides: tuple[Strides, Strides]
+    page: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(strides: tuple[Strides, Strides], page: int) -> Places:
+    return Places(strides=strides, page=page)
 
 
 _MOST_CACHES = 64  # that a layer remembers; it has one, and benchmarks a few
@@ -30,8 +51,7 @@ class KeysValues:
     Attributes:
         key, value: addresses.
         key_scales, value_scales: addresses of the scales beside each entry, or None.
-        strides: of keys and of values.
-        page: tokens per block; 0 without a cache.
+        places: how they lie.
         rows: blocks; without a cache tokens.
         dtype: of the elements.
         bits: all that are set in an address, for seeing whether they are aligned.
@@ -42,12 +62,21 @@ class KeysValues:
     value: int
     key_scales: int | None
     value_scales: int | None
-    strides: tuple[Strides, Strides]
-    page: int
+    places: Places
     rows: int
     dtype: torch.dtype
     bits: int
     device: torch.device
+
+    @property
+    def strides(self) -> tuple[Strides, Strides]:
+        """From one block, token and head to the next, of keys and of values."""
+        return self.places.strides
+
+    @property
+    def page(self) -> int:
+        """Tokens per block; 0 without a cache."""
+        return self.places.page
 
     @property
     def has_inline_scales(self) -> bool:
@@ -99,8 +128,7 @@ class CacheReader:
             value=value.data_ptr(),
             key_scales=None if key_scales is None else key_scales.data_ptr(),
             value_scales=None if value_scales is None else value_scales.data_ptr(),
-            strides=(_first_three(key), _first_three(value)),
-            page=key.shape[1],
+            places=_places((_first_three(key), _first_three(value)), key.shape[1]),
             rows=key.shape[0],
             dtype=key.dtype,
             bits=key.data_ptr() | value.data_ptr(),
@@ -115,8 +143,9 @@ def keys_of_call(key: Tensor, value: Tensor) -> KeysValues:
         value=value.data_ptr(),
         key_scales=None,
         value_scales=None,
-        strides=((0, key.stride(0), key.stride(1)), (0, value.stride(0), value.stride(1))),
-        page=0,
+        places=_places(
+            ((0, key.stride(0), key.stride(1)), (0, value.stride(0), value.stride(1))), 0
+        ),
         rows=key.shape[0],
         dtype=key.dtype,
         bits=key.data_ptr() | value.data_ptr(),

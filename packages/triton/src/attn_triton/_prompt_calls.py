@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class PromptCalls:
         self._spec = spec
         self._seen = visibility
         self._programs: dict[Any, PromptProgram | None] = {}
+        self._widths = (spec.head_size, spec.head_size_v)
         self._described: dict[Any, tuple[Any, Any]] = {}
         self._current_device: Callable[[], int] | None = None
 
@@ -91,10 +93,6 @@ class PromptCalls:
         self._launch(program, launch, described, (output, lse), own, factors)
         return True
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self._spec.head_size, self._spec.head_size_v
-
     def _program(
         self,
         grid: PromptGrid,
@@ -116,8 +114,7 @@ class PromptCalls:
             output.stride(),
             strides,
             bits,
-            keys.strides,
-            keys.page,
+            keys.places,
             keys.dtype,
             keys.bits & _ALIGNMENT,
             causal,
@@ -219,15 +216,20 @@ def _rows_of(matrix: Any, keys: KeysValues) -> int:
 def _describe_pair(
     tensors: Sequence[Tensor], matrices: Matrices, rows: int, tile: int, widths: tuple[int, int]
 ) -> tuple[Any, Any]:
-    first, second = (
-        _describe(tensor, matrix, rows, tile, width)
-        for tensor, matrix, width in zip(tensors, matrices, widths, strict=True)
+    return (
+        _describe(tensors[0], matrices[0], rows, tile, widths[0]),
+        _describe(tensors[1], matrices[1], rows, tile, widths[1]),
     )
-    return first, second
 
 
 def _describe(tensor: Tensor, matrix: Any, rows: int, tile: int, width: int) -> Any:
+    shape = [rows, matrix.columns]
+    return _describer()(tensor, tensor.data_ptr(), shape, matrix.stride, (tile, width))
+
+
+@functools.cache
+def _describer() -> Callable[..., Any]:
+    """Return what makes descriptors; an import in each call would take longer than that."""
     from attn_triton.kernels.describing import described
 
-    shape = [rows, matrix.columns]
-    return described(tensor, tensor.data_ptr(), shape, matrix.stride, (tile, width))
+    return described

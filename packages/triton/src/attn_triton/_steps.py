@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -270,17 +271,24 @@ def is_split(spans: Sequence[int], keys: int, slots: int) -> bool:
         keys: of a tile.
         slots: parts that one wave holds.
     """
-    tiles = [-(-span // keys) for span in spans]
+    tiles = Counter([-(-span // keys) for span in spans])
     longest = max(tiles)
     sizes = {longest - 1, 3 * longest // 4, longest // 2}
-    return any(_fits(tiles, size, slots) for size in sizes if size > 0)
+    whole = sum(each * count for each, count in tiles.items())
+    return any(whole <= size * slots and _fits(tiles, size, slots) for size in sizes if size > 0)
 
 
-def _fits(tiles: Sequence[int], size: int, slots: int) -> bool:
-    """Return whether parts of so many tiles fit, counted in quarters as the plan kernel does."""
+def _fits(tiles: Mapping[int, int], size: int, slots: int) -> bool:
+    """Return whether parts of so many tiles fit, counted in quarters as the plan kernel does.
+
+    Args:
+        tiles: how many requests have so many tiles, by tiles.
+        size: tiles of a part.
+        slots: that one wave has.
+    """
     quarters = 0
-    for each in tiles:
+    for each, count in tiles.items():
         full, rest = divmod(each, size)
         short = 0 if not rest else 1 if 4 * rest <= size else 2 if 2 * rest <= size else 4
-        quarters += max(1, 4 * full + short)
+        quarters += max(1, 4 * full + short) * count
     return quarters <= 4 * slots

@@ -19,7 +19,7 @@ from attn_triton._builder import TritonAttentionMetadataBuilder
 from attn_triton._calls import LayerCalls
 from attn_triton._capability import CAPABILITY, NAME
 from attn_triton._keys import CacheReader, KeysValues, KeysValuesTensors, keys_of_call
-from attn_triton._metadata import TritonAttentionMetadata
+from attn_triton._metadata import Step, TritonAttentionMetadata
 from attn_triton._visibility import CACHE_FREE
 from attn_triton.kv_write import write_kv
 
@@ -98,7 +98,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
-        self.check_metadata(metadata)
+        step = self.check_metadata(metadata)
         device = query.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -111,11 +111,11 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         if output.stride(2) != 1:
             into = torch.empty_like(output, memory_format=torch.contiguous_format)
         fresh = self._fresh(key, value, metadata)
-        self._calls.run(layer, query, into, lse, keys, tensors, fresh, metadata)
+        self._calls.run(layer, query, into, lse, keys, tensors, fresh, metadata, step)
         return output if into is output else output.copy_(into)
 
-    def check_metadata(self, metadata: TritonAttentionMetadata) -> None:
-        """Refuse another backend's metadata, and a step without a plan for this layer."""
+    def check_metadata(self, metadata: TritonAttentionMetadata) -> Step:
+        """Return the step's launches; refuse another backend's, and a step that has none."""
         if not isinstance(metadata, TritonAttentionMetadata):
             raise InvalidInputError.for_argument(
                 "metadata",
@@ -123,7 +123,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
                 "a TritonAttentionMetadata",
                 hint=f"build it with a {self.backend_name} builder that was given this layer.",
             )
-        self._calls.planned(metadata)
+        return self._calls.planned(metadata)
 
     def _fresh(
         self, key: Tensor | None, value: Tensor | None, metadata: TritonAttentionMetadata

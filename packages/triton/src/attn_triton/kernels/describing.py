@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,24 +11,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 __all__ = ["RowsAt", "described"]
 
 
-class _Place(NamedTuple):
-    """What a launcher asks of a tensor that is described."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        """Return the address."""
-        return self.address
-
-
 class RowsAt:
     """Rows of a matrix by address: a descriptor that keeps nothing alive and is quickly made.
 
-    It has what Triton's launchers read of a `TensorDescriptor`, whose checks its maker has done.
+    It has what Triton's launchers read of a `TensorDescriptor`, whose checks its maker has done,
+    and stands for the tensor that is described as well, of which they ask address and dtype.
     """
 
-    __slots__ = ("base", "block_shape", "shape", "strides")
+    __slots__ = ("_address", "block_shape", "dtype", "shape", "strides")
 
     padding = "zero"
     round_f32_to_tf32 = False
@@ -36,10 +26,20 @@ class RowsAt:
     def __init__(
         self, address: int, dtype: torch.dtype, shape: list[int], stride: int, tile: tuple[int, int]
     ) -> None:
-        self.base = _Place(address, dtype)
+        self._address = address
+        self.dtype = dtype
         self.shape = shape
         self.strides = [stride, 1]
         self.block_shape = tile
+
+    @property
+    def base(self) -> RowsAt:
+        """What is described."""
+        return self
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self._address
 
 
 def described(

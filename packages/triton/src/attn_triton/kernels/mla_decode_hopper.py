@@ -42,8 +42,8 @@ class _HopperRows(RowsAt):
     __slots__ = ("layout",)
 
     def __init__(self, rows: RowsAt) -> None:
-        dtype = gl.bfloat16 if rows.base.dtype is torch.bfloat16 else gl.float16
-        super().__init__(*rows.base, rows.shape, rows.strides[0], rows.block_shape)
+        dtype = gl.bfloat16 if rows.dtype is torch.bfloat16 else gl.float16
+        super().__init__(rows.data_ptr(), rows.dtype, rows.shape, rows.strides[0], rows.block_shape)
         self.layout = gl.NVMMASharedLayout.get_default_for(list(rows.block_shape), dtype)
 
 
