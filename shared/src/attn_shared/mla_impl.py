@@ -101,12 +101,13 @@ class VendorMLAImpl(MLAAttentionImpl[MLAMetadata[D]], Generic[D]):
         if step is None:
             return self._whole(query, output, 0)
         rows, out = query, output
-        if len(query) != count:
+        num_rows = query.shape[0]  # len() goes through torch's Python
+        if num_rows != count:
             rows, out = query[:count], None if output is None else output[:count]
         result, found = self.decode(layer, rows, kv_cache, step, out, with_lse=lse is not None)
         if lse is not None and found is not None:
             lse[:, :count].copy_(to_contract_lse(found))
-        if output is None and len(query) == count:
+        if output is None and num_rows == count:
             return result
         output = self._whole(query, output, count)
         if result.data_ptr() != output.data_ptr():

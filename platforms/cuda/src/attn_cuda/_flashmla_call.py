@@ -55,7 +55,8 @@ class FlashMLACall:
         schedules: FlashMLASchedules,
         *,
         scales: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        with_lse: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend, and return output (T, H, kv_lora_rank) and LSE (H, T), +inf in rows without keys.
 
         Args:
@@ -64,6 +65,7 @@ class FlashMLACall:
             step: with query_len, the same for all requests.
             schedules: of this step.
             scales: of query and cache, each (1,) float32, of an fp8 cache alone.
+            with_lse: return the LSE, which the library lays out otherwise and always makes.
         """
         query = self._scale.query(query)
         more = self._fixed
@@ -83,7 +85,7 @@ class FlashMLACall:
             **({"is_fp8_kvcache": scales is not None} if self._takes_scales else {}),
             **more,
         )
-        return output.flatten(0, 1), lse.transpose(0, 1).flatten(1)
+        return output.flatten(0, 1), lse.transpose(0, 1).flatten(1) if with_lse else None
 
     def _plan_fp8(self, schedule: Any, query: Tensor, step: LatentStep) -> None:
         """Fill the schedule of a quantised cache, which the call does not by itself."""

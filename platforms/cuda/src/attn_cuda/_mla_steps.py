@@ -44,11 +44,8 @@ class StepMaker:
 
     def make(self, common: CommonAttentionMetadata) -> LatentStep:
         """Return the step of some decodes; nothing waits for the device."""
-        host = common.query_lens_cpu
-        longest = common.max_query_len
-        is_uniform = common.num_reqs * longest == common.num_actual_tokens and bool(
-            (host == longest).all()
-        )
+        longest = common.max_query_len  # no request has more, so that their sum tells
+        is_uniform = common.num_reqs * longest == common.num_actual_tokens
         return LatentStep(
             query_start_loc=common.query_start_loc,
             query_len=longest if is_uniform else 0,

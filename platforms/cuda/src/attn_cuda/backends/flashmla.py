@@ -156,4 +156,6 @@ class FlashMLAImpl(VendorMLAImpl[FlashMLADecode]):
                 for scale in (layer.q_scale, layer.k_scale)
             )
             scales = (first, second)
-        return self._call(query, kv_cache, step.step, step.schedules, scales=scales)
+        return self._call(
+            query, kv_cache, step.step, step.schedules, scales=scales, with_lse=with_lse
+        )
