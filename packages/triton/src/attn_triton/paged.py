@@ -98,7 +98,7 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
             InvalidInputError: an argument does not fit the layer or the metadata.
             UnsupportedOptionError: the layer object carries an option that it was not built with.
         """
-        step = self.check_metadata(metadata)
+        step = self._step_of(metadata)
         device = query.device
         self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
         self._checker.check_layer(layer, device)
@@ -114,7 +114,11 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         self._calls.run(layer, query, into, lse, keys, tensors, fresh, metadata, step)
         return output if into is output else output.copy_(into)
 
-    def check_metadata(self, metadata: TritonAttentionMetadata) -> Step:
+    def check_metadata(self, metadata: TritonAttentionMetadata) -> None:
+        """Refuse another backend's metadata, and a step without a plan for this layer."""
+        self._step_of(metadata)
+
+    def _step_of(self, metadata: TritonAttentionMetadata) -> Step:
         """Return the step's launches; refuse another backend's, and a step that has none."""
         if not isinstance(metadata, TritonAttentionMetadata):
             raise InvalidInputError.for_argument(
