@@ -142,17 +142,17 @@ static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64
 }
 
 // Interleaving 16-bit pairs within lanes leaves the columns of two tiles in this order; undone once per row.
-static inline void in_order(const float* o, vf& x, vf& y) {
+static inline void in_order(const float* first_tile, const float* second_tile, vf& x, vf& y) {
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  const vf a = vload(o), b = vload(o + 16);
+  const vf a = vload(first_tile), b = vload(second_tile);
   x = _mm512_permutex2var_ps(a, first, b);
   y = _mm512_permutex2var_ps(a, second, b);
 }
 static inline void put_unordered_row(const Call& c, const Item& it, int row, float* o, int width_v, float m, float l) {
   for (int d = 0; d < width_v; d += 32) {
     vf x, y;
-    in_order(o + d, x, y);
+    in_order(o + d, o + d + 16, x, y);
     vstore(o + d, x);
     vstore(o + d + 16, y);
   }

@@ -1,7 +1,7 @@
 // Many rows in bfloat16 on AMX tiles: 32 rows by 128 keys at a time, keys and values packed once for all rows.
 //
 // The softmax of one block of products runs between the tile steps of the next block's Q.K and the last block's P.V,
-// so that both units are busy.
+// so that both units are busy. Queries and accumulators lie tile by tile, 1 KiB each.
 
 static constexpr int kBlock = 128, kPacked = 512;  // keys per softmax block; keys packed at a time
 
@@ -14,24 +14,39 @@ static inline int prefill_rows(int head_size, int head_size_v) {
 // One block of products: 32 rows from 32 `sub` on, `groups` times 32 keys from kBlock `j` on among those packed.
 struct Block {
   int sub, j, groups;
-  bool masked;
+  bool masked, first;  // first: its rows have no accumulators yet
+};
+
+// What 32 rows see: keys that any of them does, and keys that all do.
+struct Span {
+  Extent any, all;
+  bool begun;  // they have accumulators
+};
+
+// Factors of the accumulators of 32 rows, before weights with a new reference are added.
+struct Rescale {
+  float factor[32];
+  bool needed;
 };
 
 struct Prefill {
   bf *q, *keys, *values, *p[2], *key, *value;
-  float *o, *s[2], *l, *m, *rescale[2], *key_scale, *value_scale;
+  float *o, *s[2], *l, *m, *key_scale, *value_scale;
   Bounds* bounds;
   Block* blocks;
   LogitRule* rules;  // one per row
+  Span* spans;       // one per 32 rows
+  Rescale rescale[2];
   int width, width_v;
+  float factor;      // of rules that are plain
   int64_t t0;        // position of the first packed key
-  bool scaled, must_rescale[2];
+  bool scaled;
 };
 
 static inline size_t prefill_bytes(int head_size, int head_size_v) {
   const size_t rows = prefill_rows(head_size, head_size_v), d = round_up(head_size, 32), dv = round_up(head_size_v, 32);
   return rows * (2 * d + 4 * dv + 64 + 4 + sizeof(Bounds) + sizeof(LogitRule)) + kPacked * 2 * (d + dv) +
-         2 * 32 * kBlock * 6 + kStep * 2 * (d + dv) + 2 * kPacked * 4 + 2 * 128 +
+         2 * 32 * kBlock * 6 + kStep * 2 * (d + dv) + 2 * kPacked * 4 + rows / 32 * sizeof(Span) +
          (rows / 32) * (kPacked / kBlock) * sizeof(Block) + 24 * 64;
 }
 static inline Prefill prefill_in(char* scratch, const Call& c, const TileSource& src) {
@@ -51,11 +66,11 @@ static inline Prefill prefill_in(char* scratch, const Call& c, const TileSource&
   x.o = floats(rows * x.width_v);
   for (float*& s : x.s) s = floats(32 * kBlock);
   x.l = floats(rows * 16), x.m = floats(rows);
-  for (float*& f : x.rescale) f = floats(32);
   x.key_scale = floats(kPacked), x.value_scale = floats(kPacked);
   x.bounds = reinterpret_cast<Bounds*>(take(rows * sizeof(Bounds)));
   x.rules = reinterpret_cast<LogitRule*>(take(rows * sizeof(LogitRule)));
   x.blocks = reinterpret_cast<Block*>(take((rows / 32) * (kPacked / kBlock) * sizeof(Block)));
+  x.spans = reinterpret_cast<Span*>(take(rows / 32 * sizeof(Span)));
   x.scaled = c.kv_dtype == DType::kInt8;
   return x;
 }
@@ -84,18 +99,24 @@ static inline void transpose_pairs(const bf* from, int64_t step, bf* to) {
   }
 }
 
+#include "amx_weights.h"
+
 // Pack keys [t0, t0 + n): K as transposed tiles [key / 16][width / 32], V as interleaved ones [key / 32][width_v / 16].
+template <int NK, int ND>
 static void pack_keys(const Call& c, const Item& it, const Prefill& x, const TileSource& src, int n) {
-  const int nk = x.width / 32, nd = x.width_v / 16;
+  const int nk = NK ? NK : x.width / 32, nd = ND ? ND : x.width_v / 16;
+  const Widener<true> widener(byte_table(c.kv_dtype == DType::kE5M2 ? DType::kE5M2 : DType::kE4M3));
   StepTiles tiles;
   for (int k = 0; k < n; k += kStep) {
     const int count = static_cast<int>(imin(kStep, n - k));
-    tiles_at(c, it.b, it.h, x.t0 + k, count, x.t0 + n, x.key, x.value, src, tiles);
+    const bool bytes = src.bytes && count == kStep;
+    tiles_at(c, it.b, it.h, x.t0 + k, count, x.t0 + n, x.key, x.value, src, tiles, true);
     for (int i = 0; i < (count + 31) / 32 * 2; i++) {
       for (int y = 0; y < nk; y++)
         transpose_pairs(tiles.key[i] + y * 32, tiles.key_step, x.keys + ((k / 16 + i) * nk + y) * 512);
       bf* to = x.values + (k / 32 + i / 2) * nd * 512 + i % 2 * 8 * 32;
-      pack_pairs<0, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
+      if (bytes) pack_byte_pairs(widener, tiles.stored[i], c.value.slot, 0, 8, x.width_v, to);
+      else pack_pairs<ND, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
     }
   }
   if (!x.scaled) return;
@@ -105,195 +126,195 @@ static void pack_keys(const Call& c, const Item& it, const Prefill& x, const Til
   }
 }
 
-// One tile step of S = Q.K^T: 32 columns of the head, 32 rows, 32 keys.
-template <int NK>
-static inline void multiply_keys(const Prefill& x, const Block& b, float* s, int step) {
-  const int nk = NK ? NK : x.width / 32, group = step / nk, y = step % nk, width = nk * 32;
-  const bf* q = x.q + b.sub * 32 * width + y * 32;
-  const bf* k = x.keys + ((b.j * kBlock / 16 + 2 * group) * nk + y) * 512;
-  if (y == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  _tile_loadd(4, q, width * 2);
-  _tile_loadd(6, k, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, k + nk * 512, 64);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(5, q + 16 * width, width * 2);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-  if (y != nk - 1) return;
-  float* to = s + group * 32;
+// Vector v of row i of 32 among their accumulators: [width_v / 32][rows 0-15, 16-31][columns 0-15, 16-31] tiles.
+static inline int accumulator_at(int i, int v) { return v / 2 * 1024 + i / 16 * 512 + v % 2 * 256 + i % 16 * 16; }
+
+static inline void zero_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+static inline void load_tiles(const float* from) {
+  _tile_loadd(0, from, 64);
+  _tile_loadd(1, from + 256, 64);
+  _tile_loadd(2, from + 512, 64);
+  _tile_loadd(3, from + 768, 64);
+}
+static inline void store_tiles(float* to) {
+  _tile_stored(0, to, 64);
+  _tile_stored(1, to + 256, 64);
+  _tile_stored(2, to + 512, 64);
+  _tile_stored(3, to + 768, 64);
+}
+static inline void store_products(float* to) {
   _tile_stored(0, to, kBlock * 4);
   _tile_stored(1, to + 16, kBlock * 4);
   _tile_stored(2, to + 16 * kBlock, kBlock * 4);
   _tile_stored(3, to + 16 * kBlock + 16, kBlock * 4);
 }
-
-// One tile step of O += P.V: 32 keys, 32 rows, 32 columns of the head.
-template <int ND>
-static inline void multiply_values(const Prefill& x, const Block& b, const bf* p, int step) {
-  const int nd = ND ? ND : x.width_v / 16, pair = step / b.groups, group = step % b.groups, width = nd * 16;
-  float* o = x.o + b.sub * 32 * width + pair * 32;
-  const bf* v = x.values + ((b.j * kBlock / 32 + group) * nd + 2 * pair) * 512;
-  p += group * 32;
-  if (group == 0) {
-    _tile_loadd(0, o, width * 4);
-    _tile_loadd(1, o + 16, width * 4);
-    _tile_loadd(2, o + 16 * width, width * 4);
-    _tile_loadd(3, o + 16 * width + 16, width * 4);
-  }
-  _tile_loadd(4, p, kBlock * 2);
-  _tile_loadd(6, v, 64);
+// 32 rows, as tiles at a and a2 of rows `row` elements apart, by 32 columns, at b and b2.
+static inline void multiply_tiles(const bf* a, const bf* a2, int row, const bf* b, const bf* b2) {
+  _tile_loadd(4, a, row * 2);
+  _tile_loadd(6, b, 64);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, v + 512, 64);
+  _tile_loadd(7, b2, 64);
   _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(5, p + 16 * kBlock, kBlock * 2);
+  _tile_loadd(5, a2, row * 2);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
-  if (group != b.groups - 1) return;
-  _tile_stored(0, o, width * 4);
-  _tile_stored(1, o + 16, width * 4);
-  _tile_stored(2, o + 16 * width, width * 4);
-  _tile_stored(3, o + 16 * width + 16, width * 4);
 }
 
-// 2^y to 1e-4, for weights that are rounded to bfloat16 and a denominator that nobody asks for.
-static inline vf exp2_rough(vf y) {
-  const vf f = _mm512_reduce_ps(y, 1);
-  vf p = vset(7.802451826e-2f);
-  p = vfma(p, f, vset(2.260671812e-1f));
-  p = vfma(p, f, vset(6.958335205e-1f));
-  p = vfma(p, f, vset(9.999252215e-1f));
-  return _mm512_scalef_ps(p, y);
-}
-
-// Turn one row of products into logits and hide what it does not see.
-static inline void prefill_logits(const Prefill& x, const Block& b, int i, float* s) {
-  const int row = b.sub * 32 + i;
-  for (int v = 0; v < b.groups * 2; v++) {
-    const int64_t key = b.j * kBlock + v * 16;
-    vf y = vload(s + v * 16);
-    if (x.scaled) y = y * vload(x.key_scale + key);
-    y = logit(x.rules[row], y, x.t0 + key, x.bounds[row].position);
-    vstore(s + v * 16, b.masked ? hide(y, x.t0 + key, x.bounds[row]) : y);
+// S = Q.K^T of a block; `after` runs after each of the groups * NK tile steps.
+template <int NK, class After>
+static inline __attribute__((always_inline)) void multiply_keys(const Prefill& x, const Block& b, float* s, After after) {
+  const int nk = NK ? NK : x.width / 32;
+  const bf *q = x.q + b.sub * nk * 1024, *k = x.keys + b.j * (kBlock / 16) * nk * 512;
+  for (int group = 0; group < b.groups; group++, k += 2 * nk * 512) {
+    zero_tiles();
+    for (int y = 0; y < nk; y++) {
+      multiply_tiles(q + y * 512, q + (nk + y) * 512, 32, k + y * 512, k + (nk + y) * 512);
+      if (y == nk - 1) store_products(s + group * 32);
+      after();
+    }
   }
 }
 
-// Weights of one row of one block. The products in s are raw where `factor` is their rule and nothing is hidden, else
-// logits. See softmax_row for the lazy reference.
-template <bool PRECISE>
-static inline void prefill_softmax(const Prefill& x, const Block& b, int i, float* s, bf* p, float* rescale,
-                                   bool& must_rescale, bool plain) {
-  const int row = b.sub * 32 + i, nv = b.groups * 2;
-  float factor = x.rules[row].factor;
-  if (!plain || b.masked) prefill_logits(x, b, i, s), factor = 1.f;
-  vf top = vload(s);
-  for (int v = 1; v < nv; v++) top = vmax(top, vload(s + v * 16));
-  vf l = vload(x.l + row * 16), l2 = vzero();
-  float m = x.m[row];
-  if (__builtin_expect(vany_gt(top * vset(factor), vset(m + 8.f)), 0)) {
-    const float next = vrmax(top) * factor, f = exp2_of(m - next);
-    rescale[i] = f;
-    must_rescale = true;
-    l = l * vset(f);
-    x.m[row] = m = next;
-  }
-  const vf scale = vset(factor), shift = vset(m == -INFINITY ? 0.f : -m);
-  auto weight = [&](int v) {
-    const vf y = vfma(vload(s + v * 16), scale, shift);
-    return PRECISE ? vweight(y) : exp2_rough(y);
-  };
-#pragma GCC unroll 2
-  for (int v = 0; v < nv; v += 2) {
-    vf a = weight(v), e = weight(v + 1);
-    l = l + a, l2 = l2 + e;
-    if (x.scaled) a = a * vload(x.value_scale + b.j * kBlock + v * 16), e = e * vload(x.value_scale + b.j * kBlock + v * 16 + 16);
-    _mm512_store_si512(p + v * 16, narrow(a, e));
-  }
-  vstore(x.l + row * 16, l + l2);
-}
-
-static inline void rescale_rows(const Prefill& x, const Block& b, float* factors) {
-  for (int i = 0; i < 32; i++) {
-    if (factors[i] == 1.f) continue;
-    float* o = x.o + (b.sub * 32 + i) * x.width_v;
-    for (int d = 0; d < x.width_v; d += 16) vstore(o + d, vload(o + d) * vset(factors[i]));
-    factors[i] = 1.f;
+// O += P.V of a block; `after` runs after each of the groups * ND / 2 tile steps.
+template <int ND, class After>
+static inline __attribute__((always_inline)) void multiply_values(const Prefill& x, const Block& b, const bf* p, After after) {
+  const int nd = ND ? ND : x.width_v / 16;
+  float* o = x.o + b.sub * nd * 512;
+  const bf* v = x.values + b.j * (kBlock / 32) * nd * 512;
+  for (int pair = 0; pair < nd / 2; pair++, o += 1024, v += 1024) {
+    if (b.first) zero_tiles();
+    else load_tiles(o);
+    for (int group = 0; group < b.groups; group++) {
+      multiply_tiles(p + group * 32, p + group * 32 + 16 * kBlock, kBlock, v + group * nd * 512, v + group * nd * 512 + 512);
+      if (group == b.groups - 1) store_tiles(o);
+      after();
+    }
   }
 }
 
-template <int NK, int ND, bool PRECISE>
-static void run_blocks(Prefill& x, int n, bool plain) {
+static inline void rescale_rows(const Prefill& x, const Block& b, Rescale& rescale) {
+  for (int i = 0; i < 32 && !b.first; i++) {
+    if (rescale.factor[i] == 1.f) continue;
+    float* o = x.o + b.sub * 32 * x.width_v;
+    for (int v = 0; v < x.width_v / 16; v++) {
+      float* at = o + accumulator_at(i, v);
+      vstore(at, vload(at) * vset(rescale.factor[i]));
+    }
+  }
+  for (float& f : rescale.factor) f = 1.f;
+  rescale.needed = false;
+}
+
+// The blocks of the packed keys: the weights of one are made while the tiles of its neighbours are multiplied.
+template <int NK, int ND, bool PRECISE, bool PLAIN>
+static void run_blocks(Prefill& x, int n) {
   const int nk = NK ? NK : x.width / 32, np = ND ? ND / 2 : x.width_v / 32;
   if (!n) return;
-  for (int s = 0; s < x.blocks[0].groups * nk; s++) multiply_keys<NK>(x, x.blocks[0], x.s[0], s);
+  multiply_keys<NK>(x, x.blocks[0], x.s[0], [] {});
   for (int i = 0; i <= n; i++) {
     const int now = i & 1, other = now ^ 1;
     ATTN_TILE_FENCE;
-    if (i > 0 && x.must_rescale[other]) {
+    if (i > 0 && x.rescale[other].needed) {
       rescale_rows(x, x.blocks[i - 1], x.rescale[other]);
-      x.must_rescale[other] = false;
       ATTN_TILE_FENCE;
     }
-    const int steps_k = i + 1 < n ? x.blocks[i + 1].groups * nk : 0, steps_v = i > 0 ? x.blocks[i - 1].groups * np : 0;
-    const int total = steps_k + steps_v;
-    int row = i < n ? 0 : 32;
-    auto rows_upto = [&](int upto) {
-      for (; row < upto; row++)
-        prefill_softmax<PRECISE>(x, x.blocks[i], row, x.s[now] + row * kBlock, x.p[now] + row * kBlock, x.rescale[now],
-                                 x.must_rescale[now], plain);
+    const int steps = (i + 1 < n ? x.blocks[i + 1].groups * nk : 0) + (i > 0 ? x.blocks[i - 1].groups * np : 0);
+    int row = i < n ? 0 : 32, due = 0;
+    auto some_rows = [&]() __attribute__((always_inline)) {
+      for (due += 32; due >= steps && row < 32; due -= steps, row++)
+        row_weights<PRECISE, PLAIN>(x, x.blocks[i], row, x.s[now], x.p[now], x.rescale[now]);
     };
-    for (int s = 0; s < steps_k; s++) {
-      multiply_keys<NK>(x, x.blocks[i + 1], x.s[other], s);
-      rows_upto(32 * (s + 1) / total);
-    }
-    for (int s = 0; s < steps_v; s++) {
-      multiply_values<ND>(x, x.blocks[i - 1], x.p[other], s);
-      rows_upto(32 * (steps_k + s + 1) / total);
-    }
-    rows_upto(32);
+    if (i + 1 < n) multiply_keys<NK>(x, x.blocks[i + 1], x.s[other], some_rows);
+    if (i > 0) multiply_values<ND>(x, x.blocks[i - 1], x.p[other], some_rows);
+    for (; row < 32; row++)  // a block without neighbours
+      any_row_weights<PRECISE, PLAIN>(x, x.blocks[i], row, x.s[now], x.p[now], x.rescale[now]);
   }
   ATTN_TILE_FENCE;
 }
 
+static inline Span span_of(const Bounds* rows, int64_t k0, int64_t k1) {
+  Span s = {extent_of(rows, 32, k0, k1), {0, INT64_MAX}, false};
+  for (int i = 0; i < 32; i++) {
+    const bool both = rows[i].xhi;  // two intervals: each block is looked at key by key
+    s.all.from = imax(s.all.from, both ? INT64_MAX : rows[i].lo), s.all.to = imin(s.all.to, rows[i].hi);
+  }
+  return s;
+}
+
 // The blocks that the rows need of the packed keys [t0, t0 + n).
-static int list_blocks(const Prefill& x, int subs, int n, int64_t k0) {
+static int list_blocks(const Prefill& x, int subs, int n) {
   int count = 0;
   for (int sub = 0; sub < subs; sub++) {
-    const Bounds* rows = x.bounds + sub * 32;
-    const Extent e = extent_of(rows, 32, imax(x.t0, k0), x.t0 + n);
+    Span& s = x.spans[sub];
     for (int j = 0; j * kBlock < n; j++) {
-      const int64_t from = x.t0 + j * kBlock, to = imin(e.to, from + kBlock);
-      if (to <= from || from + kBlock <= e.from) continue;
+      const int64_t from = x.t0 + j * kBlock, to = imin(imin(s.any.to, from + kBlock), x.t0 + n);
+      if (to <= from || from + kBlock <= s.any.from) continue;
       const int groups = static_cast<int>((to - from + 31) / 32);
-      bool masked = false;
-      for (int i = 0; i < 32 && !masked; i++) masked = !sees_all(rows[i], from, from + groups * 32);
-      x.blocks[count++] = Block{sub, j, groups, masked};
+      x.blocks[count++] = Block{sub, j, groups, from < s.all.from || from + groups * 32 > s.all.to, !s.begun};
+      s.begun = true;
     }
   }
   return count;
 }
 
-static inline void prefill_start(const Call& c, const Item& it, const Prefill& x, int rows, int padded) {
+template <int NK>
+static inline void prefill_start(const Call& c, const Item& it, Prefill& x, int rows, int padded) {
+  const int nk = NK ? NK : x.width / 32;
+  int g = it.r0 % c.group, token = it.r0 / c.group;
   for (int i = 0; i < padded; i++) {
-    const int row = it.r0 + (i < rows ? i : rows - 1), head = it.h * c.group + row % c.group;
-    const int64_t token = c.query_start[it.b] + row / c.group;
-    stage_words(c.query + (token * c.query_token + head * c.query_head) * 2, x.q + i * x.width, c.head_size, x.width);
-    const bool known = i && row / c.group == (it.r0 + i - 1) / c.group;
-    x.bounds[i] = known ? x.bounds[i - 1] : bounds_of(c, it.b, row / c.group);
-    x.rules[i] = logit_rule(c, it.h, head);
+    const int head = it.h * c.group + g;
+    const char* q = c.query + ((c.query_start[it.b] + token) * c.query_token + head * c.query_head) * 2;
+    bf* to = x.q + (i / 16 * nk * 16 + i % 16) * 32;
+    for (int y = 0; y < nk; y++)
+      _mm512_store_si512(to + y * 512, _mm512_maskz_loadu_epi16(first32(c.head_size - y * 32), q + y * 64));
+    x.bounds[i] = i && g ? x.bounds[i - 1] : bounds_of(c, it.b, token);
+    x.rules[i] = i < c.group ? logit_rule(c, it.h, head) : x.rules[i - c.group];
     x.m[i] = -INFINITY;
+    if (i >= rows - 1) continue;  // rows that fill a tile repeat the last one
+    if (++g == c.group) g = 0, token++;
   }
-  memset(x.o, 0, sizeof(float) * padded * x.width_v);
+  x.factor = x.rules[0].factor;
   memset(x.l, 0, sizeof(float) * padded * 16);
-  for (int i = 0; i < 32; i++) x.rescale[0][i] = x.rescale[1][i] = 1.f;
+  for (int i = 0; i < padded; i += 32) x.spans[i / 32] = span_of(x.bounds + i, it.k0, it.k1);
+  for (Rescale& r : x.rescale)
+    for (float& f : r.factor) f = 1.f;
   TileConfig tiles;
   for (int i = 0; i < 8; i++) tiles.bytes[i] = 64, tiles.rows[i] = 16;
   use_tiles(tiles);
+}
+
+// Write the rows, or their partial results.
+static inline void prefill_finish(const Call& c, const Item& it, const Prefill& x, int rows) {
+  int g = it.r0 % c.group;
+  int64_t token = c.query_start[it.b] + it.r0 / c.group;
+  for (int i = 0; i < rows; i++) {
+    const float l = vrsum(vload(x.l + i * 16)), *o = x.o + i / 32 * 32 * x.width_v;
+    const int head = it.h * c.group + g, at = i % 32;
+    if (it.partial) {
+      alignas(64) float row[576];
+      for (int d = 0; d < x.width_v; d += 32) {
+        vf a, e;
+        in_order(o + accumulator_at(at, d / 16), o + accumulator_at(at, d / 16 + 1), a, e);
+        vstore(row + d, a), vstore(row + d + 16, e);
+      }
+      put_row(c, it, it.r0 + i, row, x.m[i], l);
+    } else {
+      const Finish f = finish_of(c, it.h, head, token, x.m[i], l);
+      const vf factor = vset(f.factor);
+      for (int d = 0; d < c.head_size_v; d += 32) {
+        vf a, e;
+        in_order(o + accumulator_at(at, d / 16), o + accumulator_at(at, d / 16 + 1), a, e);
+        const __m512i out = f.empty ? _mm512_setzero_si512() : narrow(a * factor, e * factor);
+        _mm512_mask_storeu_epi16(f.out + 2 * d, first32(c.head_size_v - d), out);
+      }
+    }
+    if (++g == c.group) g = 0, token++;
+  }
 }
 
 template <int NK, int ND>
@@ -301,32 +322,37 @@ static void prefill_run(const Call& c, const Item& it, char* scratch) {
   const TileSource src = tile_source(c);
   Prefill x = prefill_in(scratch, c, src);
   const int rows = it.r1 - it.r0, padded = static_cast<int>(round_up(rows, 32));
-  prefill_start(c, it, x, rows, padded);
-  // A raw maximum is the maximum of the logits only if they rise together.
-  const bool plain = x.rules[0].plain && !x.scaled && x.rules[0].factor > 0.f;
-  const Extent e = extent_of(x.bounds, padded, it.k0, it.k1);
+  prefill_start<NK>(c, it, x, rows, padded);
+  // A raw sum of weights passes its limit only if products and logits rise together.
+  const bool plain = x.rules[0].plain && !x.scaled && x.factor > 0.f, precise = c.lse || it.partial;
+  const auto run = plain ? precise ? run_blocks<NK, ND, true, true> : run_blocks<NK, ND, false, true>
+                         : precise ? run_blocks<NK, ND, true, false> : run_blocks<NK, ND, false, false>;
+  Extent e = x.spans[0].any;
+  for (int i = 1; i < padded / 32; i++) e.from = imin(e.from, x.spans[i].any.from), e.to = imax(e.to, x.spans[i].any.to);
   // Starts are multiples of kBlock whatever the rows, so that a row's sums never depend on its neighbours.
   for (x.t0 = e.from < e.to ? e.from / kBlock * kBlock : e.to; x.t0 < e.to; x.t0 += kPacked) {
     const int n = static_cast<int>(imin(kPacked, e.to - x.t0));
-    pack_keys(c, it, x, src, n);
-    const int count = list_blocks(x, padded / 32, n, it.k0);
-    if (c.lse || it.partial) run_blocks<NK, ND, true>(x, count, plain);
-    else run_blocks<NK, ND, false>(x, count, plain);
+    pack_keys<NK, ND>(c, it, x, src, n);
+    run(x, list_blocks(x, padded / 32, n));
   }
   _tile_release();
-  for (int i = 0; i < rows; i++)
-    put_unordered_row(c, it, it.r0 + i, x.o + i * x.width_v, x.width_v, x.m[i], vrsum(vload(x.l + i * 16)));
+  prefill_finish(c, it, x, rows);
 }
 
 static void attend_prefill(const Call& c, const Item& whole, char* scratch) {
   const int nk = (c.head_size + 31) / 32, nd = (c.head_size_v + 31) / 32;
   const int step = prefill_rows(c.head_size, c.head_size_v);
+  const auto run = nk == 4 && nd == 4   ? prefill_run<4, 8>
+                   : nk == 2 && nd == 2 ? prefill_run<2, 4>
+                   : nk == 3 && nd == 3 ? prefill_run<3, 6>
+                   : nk == 6 && nd == 6 ? prefill_run<6, 12>
+                   : nk == 8 && nd == 8 ? prefill_run<8, 16>
+                   : nk == 6 && nd == 4 ? prefill_run<6, 8>
+                                        : prefill_run<0, 0>;
   for (int r = whole.r0; r < whole.r1; r += step) {
     Item it = whole;
     it.r0 = r, it.r1 = static_cast<int>(imin(whole.r1, r + step));
     if (whole.partial) it.partial = whole.partial + (r - whole.r0) * partial_step(c);
-    if (nk == 4 && nd == 4) prefill_run<4, 8>(c, it, scratch);
-    else if (nk == 2 && nd == 2) prefill_run<2, 4>(c, it, scratch);
-    else prefill_run<0, 0>(c, it, scratch);
+    run(c, it, scratch);
   }
 }

@@ -148,10 +148,15 @@ static inline bool is_empty(float m, float l) { return m == -INFINITY && l == l;
 
 static inline float exp2_of(float x) { return x == -INFINITY ? 0.f : exp2f(x); }
 
-// Write a finished row: its accumulator o, reference m (base 2) and denominator l. An empty row has m = -inf.
-static inline void finish_row(const Call& c, int b, int h, int row, const float* o, float m, float l) {
-  const int head = h * c.group + row % c.group;
-  const int64_t token = c.query_start[b] + row / c.group;
+// Where a row goes, and the factor of its accumulator. No factor: it saw no key.
+struct Finish {
+  char* out;
+  float factor;
+  bool empty;
+};
+
+// Finish a row with reference m (base 2) and denominator l, but for its output. An empty row has m = -inf.
+static inline Finish finish_of(const Call& c, int h, int head, int64_t token, float m, float l) {
   float weight = 1.f;
   if (c.sinks) {
     const float sink = c.sinks[head] * 1.44269504f, top = sink > m ? sink : m;
@@ -161,15 +166,22 @@ static inline void finish_row(const Call& c, int b, int h, int row, const float*
       m = top;
     }
   }
-  const float stored = c.v_scale ? c.v_scale[h * c.v_scale_step] : 1.f;
-  const vf inverse = vset(l > 0.f || l != l ? weight * stored / l : 0.f);
-  const int64_t size = dtype_bytes(c.dtype);
-  char* out = c.out + (token * c.out_token + head * c.out_head) * size;
-  for (int d = 0; d < c.head_size_v; d += W)
-    vstore_as(c.dtype, out + d * size, is_empty(m, l) ? vzero() : vload(o + d) * inverse, c.head_size_v - d);
   if (c.lse)
     c.lse[head * c.lse_head + token * c.lse_token] =
         is_empty(m, l) ? -INFINITY : static_cast<float>((m + log2((double)l)) * 0.69314718055994531);
+  const float stored = c.v_scale ? c.v_scale[h * c.v_scale_step] : 1.f;
+  Finish f = {c.out + (token * c.out_token + head * c.out_head) * dtype_bytes(c.dtype),
+              l > 0.f || l != l ? weight * stored / l : 0.f, is_empty(m, l)};
+  return f;
+}
+
+// Write a finished row from its accumulator o.
+static inline void finish_row(const Call& c, int b, int h, int row, const float* o, float m, float l) {
+  const int head = h * c.group + row % c.group;
+  const Finish f = finish_of(c, h, head, c.query_start[b] + row / c.group, m, l);
+  const int64_t size = dtype_bytes(c.dtype);
+  for (int d = 0; d < c.head_size_v; d += W)
+    vstore_as(c.dtype, f.out + d * size, f.empty ? vzero() : vload(o + d) * vset(f.factor), c.head_size_v - d);
 }
 
 static inline int64_t partial_step(const Call& c) { return round_up(c.head_size_v, 16) + 16; }
