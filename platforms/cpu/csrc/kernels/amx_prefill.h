@@ -18,7 +18,7 @@ struct Block {
 };
 
 // What 32 rows see: keys that any of them does, and keys that all do.
-struct Span {
+struct SubSpan {
   Extent any, all;
   bool begun;  // they have accumulators
 };
@@ -35,7 +35,7 @@ struct Prefill {
   Bounds* bounds;
   Block* blocks;
   LogitRule* rules;  // one per row
-  Span* spans;       // one per 32 rows
+  SubSpan* spans;       // one per 32 rows
   Rescale rescale[2];
   int width, width_v;
   float factor;      // of rules that are plain
@@ -46,7 +46,7 @@ struct Prefill {
 static inline size_t prefill_bytes(int head_size, int head_size_v) {
   const size_t rows = prefill_rows(head_size, head_size_v), d = round_up(head_size, 32), dv = round_up(head_size_v, 32);
   return rows * (2 * d + 4 * dv + 64 + 4 + sizeof(Bounds) + sizeof(LogitRule)) + kPacked * 2 * (d + dv) +
-         2 * 32 * kBlock * 6 + kStep * 2 * (d + dv) + 2 * kPacked * 4 + rows / 32 * sizeof(Span) +
+         2 * 32 * kBlock * 6 + kStep * 2 * (d + dv) + 2 * kPacked * 4 + rows / 32 * sizeof(SubSpan) +
          (rows / 32) * (kPacked / kBlock) * sizeof(Block) + 24 * 64;
 }
 static inline Prefill prefill_in(char* scratch, const Call& c, const TileSource& src) {
@@ -70,61 +70,13 @@ static inline Prefill prefill_in(char* scratch, const Call& c, const TileSource&
   x.bounds = reinterpret_cast<Bounds*>(take(rows * sizeof(Bounds)));
   x.rules = reinterpret_cast<LogitRule*>(take(rows * sizeof(LogitRule)));
   x.blocks = reinterpret_cast<Block*>(take((rows / 32) * (kPacked / kBlock) * sizeof(Block)));
-  x.spans = reinterpret_cast<Span*>(take(rows / 32 * sizeof(Span)));
+  x.spans = reinterpret_cast<SubSpan*>(take(rows / 32 * sizeof(SubSpan)));
   x.scaled = c.kv_dtype == DType::kInt8;
   return x;
 }
 
-// 16 rows of 16 pairs transposed. Quarter rows are placed by masked broadcast loads, so that only two shuffle stages
-// are left.
-static inline void transpose_pairs(const bf* from, int64_t step, bf* to) {
-  __m512i z[16];
-  for (int i = 0; i < 4; i++)
-    for (int c = 0; c < 4; c++) {
-      auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * step + c * 8)); };
-      __m512i x = _mm512_castsi128_si512(part(i));
-      x = _mm512_mask_broadcast_i32x4(x, 0x00f0, part(4 + i));
-      x = _mm512_mask_broadcast_i32x4(x, 0x0f00, part(8 + i));
-      z[c * 4 + i] = _mm512_mask_broadcast_i32x4(x, 0xf000, part(12 + i));
-    }
-  for (int c = 0; c < 4; c++) {
-    const __m512i a = _mm512_unpacklo_epi32(z[4 * c], z[4 * c + 1]), b = _mm512_unpackhi_epi32(z[4 * c], z[4 * c + 1]);
-    const __m512i d = _mm512_unpacklo_epi32(z[4 * c + 2], z[4 * c + 3]);
-    const __m512i e = _mm512_unpackhi_epi32(z[4 * c + 2], z[4 * c + 3]);
-    bf* row = to + c * 4 * 32;
-    _mm512_store_si512(row, _mm512_unpacklo_epi64(a, d));
-    _mm512_store_si512(row + 32, _mm512_unpackhi_epi64(a, d));
-    _mm512_store_si512(row + 64, _mm512_unpacklo_epi64(b, e));
-    _mm512_store_si512(row + 96, _mm512_unpackhi_epi64(b, e));
-  }
-}
-
+#include "amx_pack.h"
 #include "amx_weights.h"
-
-// Pack keys [t0, t0 + n): K as transposed tiles [key / 16][width / 32], V as interleaved ones [key / 32][width_v / 16].
-template <int NK, int ND>
-static void pack_keys(const Call& c, const Item& it, const Prefill& x, const TileSource& src, int n) {
-  const int nk = NK ? NK : x.width / 32, nd = ND ? ND : x.width_v / 16;
-  const Widener<true> widener(byte_table(c.kv_dtype == DType::kE5M2 ? DType::kE5M2 : DType::kE4M3));
-  StepTiles tiles;
-  for (int k = 0; k < n; k += kStep) {
-    const int count = static_cast<int>(imin(kStep, n - k));
-    const bool bytes = src.bytes && count == kStep;
-    tiles_at(c, it.b, it.h, x.t0 + k, count, x.t0 + n, x.key, x.value, src, tiles, true);
-    for (int i = 0; i < (count + 31) / 32 * 2; i++) {
-      for (int y = 0; y < nk; y++)
-        transpose_pairs(tiles.key[i] + y * 32, tiles.key_step, x.keys + ((k / 16 + i) * nk + y) * 512);
-      bf* to = x.values + (k / 32 + i / 2) * nd * 512 + i % 2 * 8 * 32;
-      if (bytes) pack_byte_pairs(widener, tiles.stored[i], c.value.slot, 0, 8, x.width_v, to);
-      else pack_pairs<ND, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
-    }
-  }
-  if (!x.scaled) return;
-  for (int j = 0; j < kPacked; j++) {
-    x.key_scale[j] = j < n ? scale_at(c, c.key_scales, it.b, it.h, x.t0 + j) : 0.f;
-    x.value_scale[j] = j < n ? scale_at(c, c.value_scales, it.b, it.h, x.t0 + j) : 0.f;
-  }
-}
 
 // Vector v of row i of 32 among their accumulators: [width_v / 32][rows 0-15, 16-31][columns 0-15, 16-31] tiles.
 static inline int accumulator_at(int i, int v) { return v / 2 * 1024 + i / 16 * 512 + v % 2 * 256 + i % 16 * 16; }
@@ -237,8 +189,8 @@ static void run_blocks(Prefill& x, int n) {
   ATTN_TILE_FENCE;
 }
 
-static inline Span span_of(const Bounds* rows, int64_t k0, int64_t k1) {
-  Span s = {extent_of(rows, 32, k0, k1), {0, INT64_MAX}, false};
+static inline SubSpan sub_span_of(const Bounds* rows, int64_t k0, int64_t k1) {
+  SubSpan s = {extent_of(rows, 32, k0, k1), {0, INT64_MAX}, false};
   for (int i = 0; i < 32; i++) {
     const bool both = rows[i].xhi;  // two intervals: each block is looked at key by key
     s.all.from = imax(s.all.from, both ? INT64_MAX : rows[i].lo), s.all.to = imin(s.all.to, rows[i].hi);
@@ -250,7 +202,7 @@ static inline Span span_of(const Bounds* rows, int64_t k0, int64_t k1) {
 static int list_blocks(const Prefill& x, int subs, int n) {
   int count = 0;
   for (int sub = 0; sub < subs; sub++) {
-    Span& s = x.spans[sub];
+    SubSpan& s = x.spans[sub];
     for (int j = 0; j * kBlock < n; j++) {
       const int64_t from = x.t0 + j * kBlock, to = imin(imin(s.any.to, from + kBlock), x.t0 + n);
       if (to <= from || from + kBlock <= s.any.from) continue;
@@ -280,7 +232,7 @@ static inline void prefill_start(const Call& c, const Item& it, Prefill& x, int 
   }
   x.factor = x.rules[0].factor;
   memset(x.l, 0, sizeof(float) * padded * 16);
-  for (int i = 0; i < padded; i += 32) x.spans[i / 32] = span_of(x.bounds + i, it.k0, it.k1);
+  for (int i = 0; i < padded; i += 32) x.spans[i / 32] = sub_span_of(x.bounds + i, it.k0, it.k1);
   for (Rescale& r : x.rescale)
     for (float& f : r.factor) f = 1.f;
   TileConfig tiles;
