@@ -229,6 +229,13 @@ def _triton() -> Iterator[Rule]:
         evidence="constructor of the recorded class (fp8 from 8.9 on); vllm#13730, vllm#14221",
     )
     yield _rule(
+        "TRITON_ATTN reads no e4m3 on Intel GPUs",
+        _refuses(names, "fp8_on_device", "here", lambda d: d.row["platform"] == "xpu"),
+        reason="Its kernels read the flavour of the architecture's matrix hardware, and Intel's "
+        "up to Xe3 have none; attn's machine refuses such a cache there.",
+        evidence="lacking_fp8 and machine.require_readable of attn_triton",
+    )
+    yield _rule(
         "TRITON_ATTN's tiles end at heads of 512",
         _refuses(names, "head_size", "here", lambda d: d.config["head_size"] > 512),
         reason="A head is one tile wide; the recorded class declares no limit.",

@@ -57,6 +57,10 @@ def test_tiles_that_do_not_fit_are_refused_with_the_numbers() -> None:
         ("gfx90a", "fp8", True),
         ("gfx90a", "fp8_e5m2", False),
         ("gfx1201", "fp8", False),
+        ("b60", "fp8", True),
+        ("max1550", "fp8_e4m3", True),
+        ("b60", "fp8_e5m2", False),
+        ("b60", "int8_per_token_head", False),
     ],
 )
 def test_fp8_where_the_compiler_has_it(device: str, kv_cache_dtype: str, is_refused: bool) -> None:

@@ -6,6 +6,7 @@ from attn_shared.capability import Capability, DeviceLimit, Reason, Rule, SizeSe
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, KVCacheLayout, dtype_name, parse_dtype
 from attn_shared.request import AttentionRequest, AttentionType
+from attn_shared.vendor import Fp8Format
 from attn_triton.tiles import Widths, least_shared_bytes
 
 __all__ = [
@@ -23,21 +24,22 @@ MAX_HEAD_SIZE = 512
 
 _FORMATS = ("auto", *COMPUTE_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
 _FIRST_E4M3 = (8, 9)  # before, Triton says "fp8e4nv not supported in this architecture"
-_E4M3_OF_AMD = frozenset({"cdna3", "cdna4", "cdna5", "rdna4"})
 
 
 def lacking_fp8(kv_cache_dtype: str, device: DeviceFacts) -> str | None:
     """Return what of an fp8 format the device's compiler lacks, as what is allowed instead.
 
-    Triton refuses e4m3 before NVIDIA's 8.9; AMD's architectures without fp8 instructions have no
-    e4m3 flavour that a cache could be in. e5m2 is fp16 cut short and works everywhere.
+    e4m3 is read in the flavour of the architecture's matrix hardware, as `machine.require_readable`
+    holds a cache to: Triton refuses it before NVIDIA's 8.9, and AMD's and Intel's architectures
+    without fp8 instructions have no flavour that a cache could be in. torch does not tell Intel's
+    architectures apart, and up to Xe3 none has one. e5m2 is fp16 cut short and works everywhere.
     """
     if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
         return None
     capability = device.capability
     if device.vendor is Vendor.NVIDIA and capability and not capability.at_least(*_FIRST_E4M3):
         return f"fp8_e5m2 or another; Triton reads e4m3 from nvidia 8.9 on, this is {capability}"
-    if device.vendor is Vendor.AMD and device.arch_family not in _E4M3_OF_AMD:
+    if device.vendor is Vendor.INTEL or device.fp8 is Fp8Format.NONE:
         return f"fp8_e5m2 or another; {device.arch} has no e4m3 flavour"
     return None
 
