@@ -111,6 +111,7 @@ def test_a_verdict_is_json_safe() -> None:
         "needs_probe": [],
         "kv_layout": "HND",
         "block_size": 32,
+        "paths": [],
     }
     assert json.loads(json.dumps(NARROW.to_dict()))["reasons"][1] == {
         "code": "sink",

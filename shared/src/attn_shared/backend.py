@@ -31,6 +31,7 @@ from attn_shared.impl import (
     MLAAttentionImpl,
     SparseMLAAttentionImpl,
 )
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec, PagedSpec
 from attn_shared.limits import BlockSize
 from attn_shared.metadata import CommonAttentionMetadata
@@ -49,6 +50,7 @@ __all__ = [
     "AttentionLayer",
     "AttentionMetadataBuilder",
     "AttentionType",
+    "KernelPath",
     "MLAAttentionImpl",
     "MultipleOf",
     "SparseMLAAttentionImpl",
@@ -113,6 +115,22 @@ class AttentionBackend(ABC):
         Pure: loads nothing, reads no environment. A limit that depends on a library's build, which
         is not known yet, is declared by `Capability.needs_probe`.
         """
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which of its kernels a request would run on, and why; () where there is one way.
+
+        For people: `attn explain` shows it. It must follow from the functions that choose when the
+        layer runs, and is pure as `capability` is.
+
+        Args:
+            request: one that the capability serves, with the block size that it would get.
+            device: where it would run.
+            inventory: what is installed there.
+        """
+        return ()
 
     @staticmethod
     @abstractmethod

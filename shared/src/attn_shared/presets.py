@@ -57,6 +57,7 @@ _SAPPHIRE_RAPIDS = (
     *_AVX2,
     "avx512f",
     "avx512bw",
+    "avx512dq",
     "avx512vl",
     "avx512_vnni",
     "avx512_bf16",

@@ -13,6 +13,7 @@ from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, NoBackendError, UnknownNameError
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.request import AttentionRequest
 
@@ -118,6 +119,7 @@ class Verdict:
         needs_probe: libraries that must be probed first.
         kv_layout: the cache layout that it would get.
         block_size: the block size that it would get.
+        paths: which of its kernels it would run the request on, where it has several.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Verdict:
     needs_probe: tuple[str, ...] = ()
     kv_layout: KVCacheLayout | None = None
     block_size: int | None = None
+    paths: tuple[KernelPath, ...] = ()
 
     @property
     def is_promoted(self) -> bool:
@@ -186,6 +189,7 @@ class Verdict:
             "needs_probe": list(self.needs_probe),
             "kv_layout": None if self.kv_layout is None else str(self.kv_layout),
             "block_size": self.block_size,
+            "paths": [path.to_dict() for path in self.paths],
         }
 
 
@@ -320,6 +324,8 @@ class Selection:
         """Return what was chosen, the table of every verdict, and the notes."""
         head = self.one_line() if self.chosen else f"nothing chosen for {self.device.name}"
         lines = [head, self.table()]
+        if self.chosen:
+            lines += [f"it runs {path}" for path in self.verdict(self.chosen).paths]
         lines += [f"before it: {_way_to(verdict)}" for verdict in self.ahead() if self.chosen]
         runner_up = self.runner_up()
         if runner_up is not None:

@@ -11,6 +11,7 @@ from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import AttnError, own_words
 from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.platform import Candidate, Platform
 from attn_shared.registry import BackendRegistry
@@ -106,7 +107,7 @@ def judge(
         capability = backend.capability(device, inventory)
         if missing and capability.admits(device):
             return _unavailable(candidate, missing)
-        verdict = _judge_capability(candidate, capability, request, device, inventory)
+        verdict = _judge_capability(candidate, backend, capability, request, device, inventory)
     except Exception as error:  # noqa: BLE001
         return _unavailable(candidate, missing or f"its capability raised {own_words(error)}")
     preferred = [name for name in backend.vendor_libraries if name in prefer]
@@ -133,6 +134,7 @@ def _missing_libraries(
 
 def _judge_capability(
     candidate: Candidate,
+    backend: type[AttentionBackend] | type[MLAPrefill],
     capability: Capability,
     request: AttentionRequest,
     device: DeviceFacts,
@@ -159,11 +161,30 @@ def _judge_capability(
         if inventory.get(name).status is VendorStatus.PRESENT
     )
     if not waiting:
-        return verdict
+        return replace(verdict, paths=_paths(backend, verdict, request, device, inventory))
     detail = (
         f"not known before {' and '.join(waiting)} {'is' if len(waiting) == 1 else 'are'} probed"
     )
     return replace(verdict, status=VerdictStatus.UNKNOWN, detail=detail, needs_probe=waiting)
+
+
+def _paths(
+    backend: type[AttentionBackend] | type[MLAPrefill],
+    verdict: Verdict,
+    request: AttentionRequest,
+    device: DeviceFacts,
+    inventory: Inventory,
+) -> tuple[KernelPath, ...]:
+    """Return what the backend says of its kernels; a failure to say so leaves it eligible."""
+    if issubclass(backend, MLAPrefill):
+        return ()
+    if verdict.block_size is not None:
+        request = request.with_options(block_size=verdict.block_size)
+    try:
+        return backend.kernel_paths(request, device, inventory)
+    except Exception as error:  # noqa: BLE001 - a third party's may raise anything
+        words = f"kernel_paths of {backend.name} raised {own_words(error)}"
+        return (KernelPath(rows="any rows", kernel="not known", why=words),)
 
 
 def _unavailable(candidate: Candidate, detail: str) -> Verdict:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -10,6 +11,7 @@ from attn_cli.request_flags import RequestFlags
 from attn_cli.views.selection import brief, full
 from attn_shared.capability import Reason
 from attn_shared.device import preset
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.selection import DecidedBy, Policy, Selection, Verdict, VerdictStatus
 
 VERDICTS = (
@@ -123,3 +125,12 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\x1b[1;32m" in rendered(full, selection(), force_terminal=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "32m" not in rendered(full, selection(), force_terminal=True)
+
+
+def test_the_full_view_says_which_kernels_run_what() -> None:
+    path = KernelPath(rows="decodes", kernel="the split-KV kernel", why="few rows")
+    told = (dataclasses.replace(VERDICTS[0], paths=(path,)), *VERDICTS[1:])
+    text = rendered(full, selection(verdicts=told))
+    assert "decodes: the split-KV kernel" in text
+    assert "few rows" in text
+    assert "split-KV" not in rendered(full, selection())

@@ -12,6 +12,7 @@ from attn_cuda._fa_checks import Library, objections
 from attn_shared.capability import Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.inventory import Inventory, VendorEntry
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.request import AttentionRequest
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Resolution",
     "libraries_for",
     "page_multiple",
+    "provider_paths",
     "resolve_provider",
 ]
 
@@ -103,6 +105,23 @@ def resolve_provider(
     if provider is not None:
         return Resolution(provider=provider)
     return Resolution(reason=_refusal(device, inventory, request, refused))
+
+
+def provider_paths(
+    device: DeviceFacts, inventory: Inventory, request: AttentionRequest
+) -> tuple[KernelPath, ...]:
+    """Return the build that serves a request, and why none of those that come before it does."""
+    provider, refused = _tried(device, inventory, request, request.flash_attn_version)
+    if provider is None:
+        return ()
+    words = [
+        f"{library.name}: {'; '.join(map(str, against)) or entry.describe()}"
+        for library, entry, against in refused
+    ]
+    why = f"the first for {device.arch}"
+    if words:
+        why = f"the first for {device.arch} that serves it; before it {' | '.join(words)}"
+    return (KernelPath(rows="all rows", kernel=str(provider), why=why),)
 
 
 def _tried(

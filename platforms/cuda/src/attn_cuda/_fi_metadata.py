@@ -11,6 +11,7 @@ import torch
 
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
+from attn_cuda._fi_choice import FEW_ROWS, has_hoppers_kernels
 from attn_cuda._fi_key import PlanKey, group_key
 from attn_cuda._fi_pages import Pages, page_indices, pages_of, require_pages
 from attn_cuda._fi_parts import CascadePart, FreshPart, Part, PlannedPart
@@ -28,10 +29,6 @@ from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton.portable import portable_for
 
 __all__ = ["FlashInferMetadata", "FlashInferMetadataBuilder"]
-
-_FEW_ROWS = 16
-"""Up to here a request's rows are bound by memory, and the kernels "fa2", which split keys, serve
-them best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -292,9 +289,9 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
 
         They are taken for few rows as well where every call is asked for its LSE.
         """
-        is_many = self._combines_ranks or rows.num_tokens > _FEW_ROWS * len(rows.seq_lens)
-        is_hoppers = self._loaded.major == 9 and not self._key.is_quantized
-        return "fa3" if is_hoppers and is_many else "fa2"
+        is_many = self._combines_ranks or rows.num_tokens > FEW_ROWS * len(rows.seq_lens)
+        has_own = has_hoppers_kernels(self._loaded.major, is_quantized=self._key.is_quantized)
+        return "fa3" if has_own and is_many else "fa2"
 
     def _paged(self, rows: Rows, kernels: str = "") -> PlannedPart:
         kernels = kernels or self._kernels(rows)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fi_capability import LSE_GROUPS
+from attn_cuda._fi_choice import decodes_on_tensor_cores
 from attn_cuda._fi_key import PlanKey
 from attn_cuda._fi_loaded import Loaded
 from attn_cuda._vendor import flashinfer
@@ -39,19 +40,13 @@ _PROGRAMS_PER_UNIT = 2
 _USUAL_COMPUTE_UNITS = 132
 
 _LSE_ARGUMENTS = {"lse_base": "log2", "lse_layout": "NH"}
-_PLAIN_GROUPS = (1, 2, 3)
 
 _WORKSPACES: weakref.WeakValueDictionary[torch.device, Workspace] = weakref.WeakValueDictionary()
 
 
 def uses_tensor_cores(key: PlanKey) -> bool:
-    """Whether decode runs on tensor cores.
-
-    They read each key once for all heads of a group: measured on an H200 with 4 heads in a group,
-    1.5 times as fast from 32 requests on. The plain kernel has no groups but 1, 2, 3, 4 and 8, and
-    none for fp8 caches that pays.
-    """
-    return key.is_quantized or key.group not in _PLAIN_GROUPS
+    """Whether decode runs on tensor cores."""
+    return decodes_on_tensor_cores(key.group, is_quantized=key.is_quantized)
 
 
 def has_plain_decode(key: PlanKey) -> bool:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from attn_cli.views.layout import column_table, notes_block, section
-from attn_cli.views.selection import asked, choice, verdicts
+from attn_cli.views.selection import asked, choice, kernel_paths, verdicts
 from attn_shared.dtypes import dtype_name
 from attn_shared.model_selection import GroupSelection, ModelSelection
 
@@ -40,6 +40,7 @@ def model_full(answer: ModelSelection) -> Iterator[RenderableType]:
         yield asked(group.selection.request)
         yield choice(group.selection)
         yield Text()
+        yield from kernel_paths(group.selection)
         yield verdicts(group.selection)
 
 

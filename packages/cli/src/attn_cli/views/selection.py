@@ -15,7 +15,7 @@ from attn_shared.known_verdicts import KnownVerdict, known_verdicts
 from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Selection, Verdict, VerdictStatus
 
-__all__ = ["asked", "brief", "choice", "full", "prefill_part", "verdicts"]
+__all__ = ["asked", "brief", "choice", "full", "kernel_paths", "prefill_part", "verdicts"]
 
 
 def brief(selection: Selection) -> Iterator[RenderableType]:
@@ -32,6 +32,7 @@ def full(selection: Selection) -> Iterator[RenderableType]:
     yield asked(selection.request)
     yield choice(selection)
     yield Text()
+    yield from kernel_paths(selection)
     yield verdicts(selection)
     yield Text()
     yield from _alternatives(selection)
@@ -51,6 +52,17 @@ def prefill_part(selection: Selection, *, is_full: bool) -> Iterator[RenderableT
 def verdicts(selection: Selection) -> RenderableType:
     """Return every candidate with each of its reasons in full."""
     return _verdict_table(selection, _long_why, is_airy=True)
+
+
+def kernel_paths(selection: Selection) -> Iterator[RenderableType]:
+    """Return on which of its kernels the chosen backend runs what; nothing where it has one way."""
+    chosen = next((v for v in selection.verdicts if v.name == selection.chosen), None)
+    if chosen is None or not chosen.paths:
+        return
+    for path in chosen.paths:
+        yield Text.assemble((f"{path.rows}: ", "bold"), path.kernel)
+        yield indented(Text(path.why, style="dim"))
+    yield Text()
 
 
 def choice(selection: Selection) -> Text:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
+from attn_triton.kernel_paths import kernel_paths_of
 from attn_triton.paged import (
     CAPABILITY,
     NAME,
@@ -23,6 +25,7 @@ from attn_triton.paged import (
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = [
     "TritonAttentionBackend",
@@ -44,6 +47,13 @@ class TritonAttentionBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every device, but for the rules on the device."""
         return CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which kernel prompts take, and where it reads their keys."""
+        return kernel_paths_of(request, device)
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:

@@ -20,6 +20,7 @@ from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
 from attn_cpu._layer_record import record_of
 from attn_cpu._ops import call, direct, op
+from attn_cpu._paths import kernel_paths_of
 from attn_cpu._plans import Plan, sight_of
 from attn_cpu._scales import ScaleTensors
 from attn_cpu._views import CacheViews
@@ -27,6 +28,7 @@ from attn_cpu.isa import BEST, IsaLevel, forced_level
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
 from attn_shared.call_checks import CallChecker
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from attn_shared.capability import Capability
     from attn_shared.device import DeviceFacts
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataBuilder"]
 
@@ -53,6 +56,13 @@ class CpuAttnBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every CPU."""
         return CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the level of instructions that the kernels run on."""
+        return kernel_paths_of(request, device, inventory)
 
     @staticmethod
     def get_impl_cls() -> type[CpuAttnImpl]:

@@ -13,7 +13,7 @@ from attn_cuda._fa_calls import kernel_for, load
 from attn_cuda._fa_capability import NAME, NAME_DIFFKV, capability_diffkv, capability_on
 from attn_cuda._fa_edges import Descales, Sinks, without_positive_infinity
 from attn_cuda._fa_metadata import CACHE_FREE, FlashAttnMetadata, FlashAttnMetadataBuilder
-from attn_cuda._fa_providers import LIBRARIES
+from attn_cuda._fa_providers import LIBRARIES, provider_paths
 from attn_cuda._fa_step import Extras, KeyStep
 from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
 from attn_shared.backend import AttentionBackend, AttentionImpl, AttentionLayer
@@ -27,6 +27,7 @@ from attn_shared.errors import (
     VendorMissingError,
     own_words,
 )
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
@@ -34,6 +35,7 @@ from attn_triton.portable import portable_for
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = [
     "FlashAttnBackend",
@@ -56,6 +58,13 @@ class FlashAttnBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashAttention can do on the device with the builds that are installed."""
         return capability_on(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the build of FlashAttention that serves a request, and why that one."""
+        return provider_paths(device, inventory, request)
 
     @staticmethod
     def get_impl_cls() -> type[FlashAttnImpl]:

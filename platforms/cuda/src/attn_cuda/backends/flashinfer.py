@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
+from attn_cuda._fi_choice import kernel_paths_of
 from attn_cuda._fi_impl import FlashInferImpl
 from attn_cuda._fi_loaded import LIBRARY
 from attn_cuda._fi_metadata import FlashInferMetadata, FlashInferMetadataBuilder
@@ -13,9 +14,11 @@ from attn_cuda._vendor.flashinfer_jit import FlashInferCompiler
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = [
     "FlashInferBackend",
@@ -37,6 +40,13 @@ class FlashInferBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashInfer can do on the device."""
         return capability_on(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return whether decodes run on tensor cores, and prompts on "fa2" or "fa3"."""
+        return kernel_paths_of(request, device)
 
     @staticmethod
     def get_impl_cls() -> type[FlashInferImpl]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_cuda import _fi_loaded
+from attn_cuda._fi_choice import kernel_paths_of
 from attn_cuda._fi_impl import FlashInferImpl
 from attn_cuda._fi_loaded import LIBRARY
+from attn_cuda._fi_trtllm import DECODE, PREFILL, TrtllmCase, kernels_of, use_trtllm
 from attn_cuda._fi_trtllm_capability import NAME_TRTLLM, capability_trtllm
 from attn_cuda._fi_trtllm_metadata import FlashInferTrtllmMetadataBuilder
 from attn_cuda._vendor.flashinfer_jit import FlashInferCompiler
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = [
     "FlashInferTrtllmBackend",
@@ -36,6 +40,30 @@ class FlashInferTrtllmBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what these kernels can do on the device."""
         return capability_trtllm(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which phase runs on TensorRT-LLM's kernels, and what runs the other."""
+        own = kernel_paths_of(request, device)
+        found: list[KernelPath] = []
+        for phase, rows in ((DECODE, "decodes"), (PREFILL, "prompts")):
+            case = TrtllmCase(
+                phase=phase,
+                num_heads=request.num_heads,
+                num_kv_heads=request.num_kv_heads,
+                kv_cache_dtype=request.kv_cache_dtype,
+                has_sinks=request.has_sinks,
+                force=True,
+            )
+            kernels = kernels_of(device, phase) if use_trtllm(case, device) else None
+            if kernels is None:
+                found += [each for each in own if (each.rows == "decodes") == (phase == DECODE)]
+                continue
+            why = f"TensorRT-LLM's for {phase} on {device.arch}"
+            found.append(KernelPath(rows=rows, kernel=kernels, why=why))
+        return tuple(found)
 
     @staticmethod
     def get_impl_cls() -> type[FlashInferTrtllmImpl]:

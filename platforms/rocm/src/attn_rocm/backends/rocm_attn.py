@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts, Vendor
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import DeviceLimit
+from attn_triton.kernel_paths import kernel_paths_of
 from attn_triton.paged import (
     CAPABILITY,
     TritonAttentionImpl,
@@ -23,6 +25,7 @@ from attn_triton.paged import (
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
+    from attn_shared.request import AttentionRequest
 
 __all__ = ["RocmAttentionBackend", "RocmAttentionImpl", "RocmAttentionMetadataBuilder"]
 
@@ -42,6 +45,13 @@ class RocmAttentionBackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what the Triton kernels can do, on AMD GPUs alone."""
         return _CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which kernel prompts take, and where it reads their keys."""
+        return kernel_paths_of(request, device)
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:
