@@ -38,8 +38,11 @@ def test_one_that_is_provided_has_its_own(attn: Any) -> None:
 
 
 def test_blocks_are_told_with_the_largest(attn: Any) -> None:
-    text = attn("explain", "FLASHINFER_TRTLLM", "--device", "b200").stdout
-    assert "multiple of 16, at most 1024" in text
+    text = attn("explain", "ROCM_AITER_FA", "--device", "mi300x").stdout
+    assert "multiple of 16, at most 32" in text
+    text = attn("explain", "FLASHINFER_TRTLLM", "--device", "h200").stdout
+    assert "16, 32, 64, 128" in text
+    assert "multiple of" not in text
     text = attn("explain", "FLASHINFER", "--device", "h100").stdout
     assert "multiple of 16" in text
     assert "at most" not in text
