@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_cuda._vendor.flashinfer_library import library
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import UnsupportedOptionError, VendorMissingError, own_words
 from attn_shared.inventory import Inventory, VendorBuild
-from attn_shared.probing import import_library
 
 __all__ = ["LIBRARY", "Loaded", "families", "forget", "load", "loaded"]
 
@@ -55,7 +55,7 @@ def load(device: DeviceFacts, inventory: Inventory) -> None:
         VendorMissingError: it does not load, in its own words.
     """
     try:
-        import_library(LIBRARY)
+        library()
     except ImportError as error:
         raise VendorMissingError(
             f"{LIBRARY} does not load: {own_words(error)}.", library=LIBRARY

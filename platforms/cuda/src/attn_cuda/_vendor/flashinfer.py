@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from attn_cuda._vendor.flashinfer_library import library
 from attn_cuda.toolkit import find_toolkit
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import (
     build_flags,
-    import_library,
     installed_version,
     optional_arguments,
     require,
@@ -48,7 +48,7 @@ def probe() -> VendorBuild:
     Raises:
         ImportError: with the library's own words, or naming what is missing.
     """
-    library = import_library("flashinfer")
+    module = library()
     toolkit = find_toolkit(os.environ)
     return VendorBuild(
         version=installed_version(SPEC.distributions),
@@ -60,7 +60,7 @@ def probe() -> VendorBuild:
             }
         ),
         kernel_lse_base="2",
-        optional_arguments=optional_arguments(_calls(library), _OPTIONAL),
+        optional_arguments=optional_arguments(_calls(module), _OPTIONAL),
     )
 
 
@@ -73,7 +73,7 @@ def wrapper(short: str) -> Any:
     Raises:
         ImportError: the library does not load, or has none.
     """
-    return require(import_library("flashinfer"), _WRAPPERS[short], _TOO_OLD)
+    return require(library(), _WRAPPERS[short], _TOO_OLD)
 
 
 def trtllm_call(phase: str) -> Callable[..., Any]:
@@ -85,25 +85,25 @@ def trtllm_call(phase: str) -> Callable[..., Any]:
     Raises:
         ImportError: the library does not load, or has none.
     """
-    library, name = import_library("flashinfer"), f"trtllm_batch_{phase}_with_kv_cache"
-    found = getattr(library, name, None) or _in_submodules(library, name)
+    module, name = library(), f"trtllm_batch_{phase}_with_kv_cache"
+    found = getattr(module, name, None) or _in_submodules(module, name)
     if found is None:
         raise ImportError(f"flashinfer has no {name}: {_TOO_OLD}")
     return found
 
 
-def _calls(library: ModuleType) -> dict[str, Callable[..., object] | None]:
+def _calls(module: ModuleType) -> dict[str, Callable[..., object] | None]:
     calls: dict[str, Callable[..., object] | None] = {}
     for short, name in _WRAPPERS.items():
-        planned = require(library, name, _TOO_OLD)
+        planned = require(module, name, _TOO_OLD)
         calls[f"{short}.plan"] = planned.plan
         calls[f"{short}.run"] = planned.run
     for name in _FUNCTIONS:
         # In some releases only their modules have them, not the package.
-        calls[name] = getattr(library, name, None) or _in_submodules(library, name)
+        calls[name] = getattr(module, name, None) or _in_submodules(module, name)
     return calls
 
 
-def _in_submodules(library: ModuleType, name: str) -> Callable[..., object] | None:
-    modules = (getattr(library, part, None) for part in ("prefill", "decode"))
-    return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+def _in_submodules(module: ModuleType, name: str) -> Callable[..., object] | None:
+    parts = (getattr(module, part, None) for part in ("prefill", "decode"))
+    return next((getattr(part, name) for part in parts if hasattr(part, name)), None)

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from attn_cuda._vendor.flashinfer_library import library
 from attn_shared.errors import VendorMissingError, own_words
-from attn_shared.probing import import_library, require
+from attn_shared.probing import require
 
 __all__ = ["FlashInferCompiler"]
 
@@ -28,7 +29,7 @@ class FlashInferCompiler:
             VendorMissingError: it does not load, or has none of the calls used here.
         """
         try:
-            import_library(_LIBRARY)
+            library()
             self._core = importlib.import_module("flashinfer.jit.core")
             self._spec = require(self._core, "JitSpec", _TOO_OLD)
             self._build = require(self._core, "build_jit_specs", _TOO_OLD)

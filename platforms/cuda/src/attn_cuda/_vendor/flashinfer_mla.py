@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from attn_shared.probing import import_library, require
+from attn_cuda._vendor.flashinfer_library import library
+from attn_shared.probing import require
 
 __all__ = ["Interface", "interface", "ragged"]
 
@@ -45,7 +46,7 @@ def interface() -> Interface:
     Raises:
         ImportError: with the library's own words, or naming what is missing.
     """
-    module: ModuleType = import_library("flashinfer.mla")
+    module: ModuleType = library("flashinfer.mla")
     wrapper = require(module, "BatchMLAPagedAttentionWrapper", _HINT)
     trtllm = getattr(module, "trtllm_batch_decode_with_kv_cache_mla", None)
     takes_one = "metadata" in inspect.signature(wrapper.plan).parameters
@@ -65,7 +66,7 @@ def ragged() -> Callable[..., Any]:
         ImportError: with the library's own words, or it has none.
     """
     found: Callable[..., Any] = require(
-        import_library("flashinfer.prefill"), "trtllm_ragged_attention_deepseek", _HINT
+        library("flashinfer.prefill"), "trtllm_ragged_attention_deepseek", _HINT
     )
     return found
 

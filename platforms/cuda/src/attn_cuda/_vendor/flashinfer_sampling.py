@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from attn_cuda._vendor.flashinfer_library import library
 from attn_shared.inventory import VendorBuild, VendorSpec
-from attn_shared.probing import import_library, installed_version, optional_arguments, require
+from attn_shared.probing import installed_version, optional_arguments, require
 
 __all__ = ["SPEC", "Kernels", "probe"]
 
@@ -42,20 +43,20 @@ class Kernels:
         Raises:
             ImportError: with the library's own words, or naming what is missing.
         """
-        import_library("flashinfer")
-        library = importlib.import_module("flashinfer.sampling")
-        calls = {name: require(library, name, _TOO_OLD) for name in _DRAWS}
+        library()
+        module = importlib.import_module("flashinfer.sampling")
+        calls = {name: require(module, name, _TOO_OLD) for name in _DRAWS}
         found = optional_arguments(calls, _ARGUMENTS)
         for name in _DRAWS:
             if f"{name}.generator" not in found or f"{name}.deterministic" not in found:
                 raise ImportError(
                     f"flashinfer.sampling.{name} takes no generator or no deterministic: {_TOO_OLD}"
                 )
-        self.mask_top_k: Callable[..., Any] = require(library, "top_k_mask_logits", _TOO_OLD)
+        self.mask_top_k: Callable[..., Any] = require(module, "top_k_mask_logits", _TOO_OLD)
         self.draw, self.draw_top_p, self.draw_min_p = (calls[name] for name in _DRAWS)
         self.returns_valid = all(f"{name}.return_valid" in found for name in _DRAWS)
         self.optional_arguments = found
-        self._build: Callable[[], object] | None = getattr(library, "get_sampling_module", None)
+        self._build: Callable[[], object] | None = getattr(module, "get_sampling_module", None)
 
     def build(self) -> None:
         """Compile the kernels, or find them compiled; whatever that raises passes through.
