@@ -92,7 +92,7 @@ def test_no_id_is_drawn_that_the_rule_forbids(sampler: Sampler, vocabulary: int)
         "temperature": [1.0, 0.7, 1.0, 1.0, 1.0, 1.3, 1.0, 0.0],
     }
     draws = 200
-    spread = {
+    spread: dict[str, Any] = {
         name: torch.tensor(values, device="cuda").repeat_interleave(draws)
         for name, values in asked.items()
     }
