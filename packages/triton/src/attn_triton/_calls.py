@@ -16,6 +16,7 @@ from attn_shared.spec import LayerSpec
 from attn_triton._capability import NAME
 from attn_triton._keys import KeysValues, KeysValuesTensors, Places
 from attn_triton._metadata import Step, TritonAttentionMetadata
+from attn_triton._noting import PendingHandle
 from attn_triton._prompt_calls import PromptCalls
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
@@ -312,7 +313,7 @@ class _Programs:
         from attn_triton.kernels.compiling import driver_calls
 
         self._current_device = driver_calls()[1]
-        found: dict[str, Handle] = {}
+        found: dict[str, Handle | PendingHandle] = {}
 
         def finder(name: str, launcher: Launcher | None) -> Callable[..., None]:
             def find(grid: object, *args: object) -> None:

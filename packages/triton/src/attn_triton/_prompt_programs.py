@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attn_shared.spec import LayerSpec
 from attn_triton._keys import KeysValues
+from attn_triton._noting import PendingHandle
 from attn_triton._prompts import COPIED_TOKENS, PromptGrid
 from attn_triton._route import Context, Fresh, Route, plain_because, route_of, tile_within
 from attn_triton._rows import Matrix, cache_matrix, dense_matrix, token_matrix
@@ -45,7 +46,7 @@ class PromptProgram:
     cached: Matrices | None
     launcher: Launcher
     copier: AlignedLaunch | None
-    handles: dict[tuple[bool, bool], Handle] = field(default_factory=dict)
+    handles: dict[tuple[bool, bool], Handle | PendingHandle] = field(default_factory=dict)
 
 
 def program_for(

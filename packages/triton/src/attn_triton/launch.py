@@ -16,9 +16,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from attn_triton._noting import PendingHandle, is_noting, note
+
+if TYPE_CHECKING:
+    from attn_triton.kernels.compiling import Kind
 
 __all__ = ["AddressedLaunch", "Handle", "Launcher", "vector_width"]
 
@@ -89,7 +94,7 @@ class Launcher:
         self._options = {"num_warps": num_warps, **(options or {})}
         if num_stages is not None:
             self._options["num_stages"] = num_stages
-        self._handles: dict[tuple[object, ...], Handle] = {}
+        self._handles: dict[tuple[object, ...], Handle | PendingHandle] = {}
         self.is_interpreted = is_interpreted(kernel)
 
     def __call__(self, grid: tuple[int, int, int], *args: object) -> None:
@@ -116,7 +121,7 @@ class Launcher:
             handle = self._handles[key] = self._compile(args, device.index)
         handle(grid, *addresses)
 
-    def handle(self, *args: object) -> Handle:
+    def handle(self, *args: object) -> Handle | PendingHandle:
         """Return the handle for such arguments on the device of the first tensor.
 
         Raises:
@@ -130,20 +135,32 @@ class Launcher:
                 self._handles[key] = self._compile(args, device.index)
         return self._handles[key]
 
-    def _compile(self, args: Sequence[object], device_index: int) -> Handle:
-        from attn_triton.kernels.compiling import compile_kernel, kind_of, type_names
+    def _compile(self, args: Sequence[object], device_index: int) -> Handle | PendingHandle:
+        from attn_triton.kernels.compiling import compile_kernel
+
+        kinds = self._kinds(args)
+
+        def make() -> Handle:
+            compiled = compile_kernel(self._kernel, kinds, self._constants, options=self._options)
+            return Handle(compiled, len(self._kernel.arg_names) - len(args), device_index)
+
+        if is_noting():
+            note(self._kernel, kinds, self._constants, self._options)
+            return PendingHandle(make, device_index)
+        return make()
+
+    def _kinds(self, args: Sequence[object]) -> dict[str, Kind]:
+        """Return what the machine code depends on in each run-time argument, by name."""
+        from attn_triton.kernels.compiling import kind_of, type_names
 
         annotated = type_names(self._kernel)
-        num_constants = len(annotated) - len(args)
-        if num_constants != annotated.count("constexpr"):
+        if len(annotated) - len(args) != annotated.count("constexpr"):
             raise TypeError(
                 f"{self._kernel.__name__} takes {annotated.index('constexpr')} run-time arguments, "
                 f"got {len(args)}"
             )
         named = zip(self._kernel.arg_names, args, annotated, strict=False)
-        kinds = {name: kind_of(arg, annotation) for name, arg, annotation in named}
-        compiled = compile_kernel(self._kernel, kinds, self._constants, options=self._options)
-        return Handle(compiled, num_constants, device_index)
+        return {name: kind_of(arg, annotation) for name, arg, annotation in named}
 
 
 class AlignedLaunch:
@@ -161,7 +178,7 @@ class AlignedLaunch:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._handle: Handle | None = None
+        self._handle: Handle | PendingHandle | None = None
         self._rest: tuple[bool, ...] = ()
 
     def __call__(
@@ -205,7 +222,7 @@ class AddressedLaunch:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._handles: dict[tuple[bool, ...], Handle] = {}
+        self._handles: dict[tuple[bool, ...], Handle | PendingHandle] = {}
 
     def __call__(
         self,

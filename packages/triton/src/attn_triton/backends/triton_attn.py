@@ -13,6 +13,7 @@ from attn_shared.backend import AttentionBackend
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.kernel_paths import KernelPath
+from attn_triton.ahead import TritonCompiler
 from attn_triton.kernel_paths import kernel_paths_of
 from attn_triton.paged import (
     CAPABILITY,
@@ -63,6 +64,11 @@ class TritonAttentionBackend(AttentionBackend):
             VendorMissingError: it does not import, or has no active driver.
         """
         load_triton()
+
+    @classmethod
+    def kernel_compiler(cls) -> TritonCompiler:
+        """Return what notes kernels and compiles them side by side."""
+        return TritonCompiler()
 
     @staticmethod
     def get_impl_cls() -> type[TritonAttentionImpl]:

@@ -22,6 +22,7 @@ from attn_triton._latent_builder import TritonMLAMetadataBuilder
 from attn_triton._latent_calls import LatentCalls
 from attn_triton._latent_capability import MLA_CAPABILITY, MLA_NAME
 from attn_triton._latent_metadata import TritonMLADecode
+from attn_triton.ahead import TritonCompiler
 from attn_triton.merge import merge_attn_states
 from attn_triton.paged import load_triton
 
@@ -52,6 +53,11 @@ class TritonMLABackend(AttentionBackend):
             VendorMissingError: it does not import, or has no active driver.
         """
         load_triton()
+
+    @classmethod
+    def kernel_compiler(cls) -> TritonCompiler:
+        """Return what notes kernels and compiles them side by side."""
+        return TritonCompiler()
 
     @staticmethod
     def get_impl_cls() -> type[TritonMLAImpl]:

@@ -19,6 +19,7 @@ __all__ = [
     "Kind",
     "compile_kernel",
     "compile_variant",
+    "current_arch",
     "driver_calls",
     "has_gluon",
     "is_interpreted",
@@ -104,6 +105,12 @@ def has_gluon() -> bool:
     """Return whether kernels in Gluon run: by a Triton in whose form of it they have, compiled."""
     major, minor = triton.__version__.split(".")[:2]
     return (int(major), int(minor)) >= _FIRST_GLUON and not triton.knobs.runtime.interpret
+
+
+def current_arch() -> str:
+    """Return the architecture of the current device, such as "sm_90" or "gfx942"."""
+    target = driver.active.get_current_target()
+    return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
 
 
 def target_of(arch: str) -> GPUTarget:
