@@ -76,7 +76,7 @@ def test_what_was_noted_and_compiled_is_what_a_gpu_looks_up(tmp_path: Path) -> N
 def test_a_kernel_that_does_not_compile_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = {"kernel": "attn_triton.kernels.merge:nothing"}
+    line: dict[str, object] = {"kernel": "attn_triton.kernels.merge:nothing"}
     line |= {"kinds": {}, "constants": {}, "options": {}}
     path = tmp_path / "kernels.jsonl"
     path.write_text(json.dumps(line) + "\n", encoding="utf-8")
