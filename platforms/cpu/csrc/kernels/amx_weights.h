@@ -17,16 +17,36 @@ static inline vf exp2_rough(vf y) {
   return _mm512_scalef_ps(p, y);
 }
 
+// cap * tanh(x * scale / cap) in base 2, to 3e-7 of the cap: by 1 - 2 / (1 + e^2x), which needs no sign.
+static inline vf cap_roughly(const LogitRule& r, vf x) {
+  const float in_base_2 = r.cap * 1.44269504f;
+  const vf e = vweight(_mm512_min_ps(vset(64.f), x * vset(2.f * r.factor / r.cap))), d = e + vset(1.f);  // NaN stays
+  vf inverse = _mm512_rcp14_ps(d);
+  inverse = inverse * _mm512_fnmadd_ps(d, inverse, vset(2.f));
+  return vfma(inverse, vset(-2.f * in_base_2), vset(in_base_2));
+}
+static constexpr float kMostRoughCap = 1000.f;  // beyond it, errors would be seen in a weight
+
 // Turn one row of products into logits and hide what it does not see.
+template <bool PRECISE>
 static inline void row_logits(const Prefill& x, const Block& b, int i, float* s) {
   const int row = b.sub * 32 + i;
+  const LogitRule& r = x.rules[row];
+  const Bounds& seen = x.bounds[row];
+  const bool roughly = !PRECISE && r.cap <= kMostRoughCap;
+  const vf slope = vset(-1.44269504f * r.slope);
   for (int v = 0; v < b.groups * 2; v++) {
     const int64_t key = b.j * kBlock + v * 16;
     float* at = s + product_at(i, v);
     vf y = vload(at);
     if (x.scaled) y = y * vload(x.key_scale + key);
-    y = logit(x.rules[row], y, x.t0 + key, x.bounds[row].position);
-    vstore(at, b.masked ? hide(y, x.t0 + key, x.bounds[row]) : y);
+    if (r.cap != 0.f && !roughly) {
+      y = logit(r, y, x.t0 + key, seen.position);
+    } else {
+      y = r.cap != 0.f ? cap_roughly(r, y) : y * vset(r.factor);
+      if (r.slope != 0.f) y = vfma(slope, vabs(viota(x.t0 + key - seen.position)), y);
+    }
+    vstore(at, b.masked ? hide(y, x.t0 + key, seen) : y);
   }
 }
 
@@ -95,7 +115,7 @@ static __attribute__((noinline)) void any_row_weights(const Prefill& x, const Bl
                                                       Rescale& rescale) {
   const int row = b.sub * 32 + i;
   int v0 = 0, v1 = 2 * b.groups;
-  if (!PLAIN) row_logits(x, b, i, s);
+  if (!PLAIN) row_logits<PRECISE>(x, b, i, s);
   else if (b.masked) hide_products(x, b, i, s, p, v0, v1);
   if (v0 == v1) return;
   const float factor = PLAIN ? x.factor : 1.f, *scale = x.value_scale + b.j * kBlock;
