@@ -14,7 +14,7 @@ static inline int prefill_rows(int head_size, int head_size_v) {
 // One block of products: 32 rows from 32 `sub` on, `groups` times 32 keys from kBlock `j` on among those packed.
 struct Block {
   int sub, j, groups;
-  bool masked, first;  // first: its rows have no accumulators yet
+  bool masked, first;  // masked: or not whole; first: its rows have no accumulators yet
 };
 
 // What 32 rows see: keys that any of them does, and keys that all do.
@@ -162,29 +162,45 @@ static inline void rescale_rows(const Prefill& x, const Block& b, Rescale& resca
   rescale.needed = false;
 }
 
-// The blocks of the packed keys: the weights of one are made while the tiles of its neighbours are multiplied.
+// How the weights of a block's rows are made.
+enum class Weighing { kAny, kWhole, kMasked };
+
+template <Weighing HOW, bool PRECISE>
+static inline __attribute__((always_inline)) void weigh(Prefill& x, int block, int row, int at) {
+  const Block& b = x.blocks[block];
+  if (HOW == Weighing::kAny) any_row_weights<PRECISE, false>(x, b, row, x.s[at], x.p[at], x.rescale[at]);
+  else plain_row_weights<PRECISE, HOW == Weighing::kMasked>(x, b, row, x.s[at], x.p[at], x.rescale[at]);
+}
+
+// Weights of block i, between the tile steps of Q.K of the next one and P.V of the one before, of those there are.
+template <int NK, int ND, Weighing HOW, bool PRECISE>
+static inline __attribute__((always_inline)) void run_block(Prefill& x, int i, int n) {
+  const int nk = NK ? NK : x.width / 32, np = ND ? ND / 2 : x.width_v / 32, now = i & 1, other = now ^ 1;
+  const int steps = (i + 1 < n ? x.blocks[i + 1].groups * nk : 0) + (i > 0 ? x.blocks[i - 1].groups * np : 0);
+  int row = i < n ? 0 : 32, due = 0;
+  auto some_rows = [&]() __attribute__((always_inline)) {
+    for (due += 32; due >= steps && row < 32; due -= steps, row++) weigh<HOW, PRECISE>(x, i, row, now);
+  };
+  if (i + 1 < n) multiply_keys<NK>(x, x.blocks[i + 1], x.s[other], some_rows);
+  if (i > 0) multiply_values<ND>(x, x.blocks[i - 1], x.p[other], some_rows);
+  if (steps == 0) due = 32, some_rows();
+}
+
+// The blocks of the packed keys, in turn.
 template <int NK, int ND, bool PRECISE, bool PLAIN>
 static void run_blocks(Prefill& x, int n) {
-  const int nk = NK ? NK : x.width / 32, np = ND ? ND / 2 : x.width_v / 32;
   if (!n) return;
   multiply_keys<NK>(x, x.blocks[0], x.s[0], [] {});
   for (int i = 0; i <= n; i++) {
-    const int now = i & 1, other = now ^ 1;
+    Rescale& before = x.rescale[i & 1 ^ 1];
     ATTN_TILE_FENCE;
-    if (i > 0 && x.rescale[other].needed) {
-      rescale_rows(x, x.blocks[i - 1], x.rescale[other]);
+    if (i > 0 && before.needed) {
+      rescale_rows(x, x.blocks[i - 1], before);
       ATTN_TILE_FENCE;
     }
-    const int steps = (i + 1 < n ? x.blocks[i + 1].groups * nk : 0) + (i > 0 ? x.blocks[i - 1].groups * np : 0);
-    int row = i < n ? 0 : 32, due = 0;
-    auto some_rows = [&]() __attribute__((always_inline)) {
-      for (due += 32; due >= steps && row < 32; due -= steps, row++)
-        row_weights<PRECISE, PLAIN>(x, x.blocks[i], row, x.s[now], x.p[now], x.rescale[now]);
-    };
-    if (i + 1 < n) multiply_keys<NK>(x, x.blocks[i + 1], x.s[other], some_rows);
-    if (i > 0) multiply_values<ND>(x, x.blocks[i - 1], x.p[other], some_rows);
-    for (; row < 32; row++)  // a block without neighbours
-      any_row_weights<PRECISE, PLAIN>(x, x.blocks[i], row, x.s[now], x.p[now], x.rescale[now]);
+    if (!PLAIN) run_block<NK, ND, Weighing::kAny, PRECISE>(x, i, n);
+    else if (i < n && x.blocks[i].masked) run_block<NK, ND, Weighing::kMasked, PRECISE>(x, i, n);
+    else run_block<NK, ND, Weighing::kWhole, PRECISE>(x, i, n);
   }
   ATTN_TILE_FENCE;
 }
@@ -207,7 +223,8 @@ static int list_blocks(const Prefill& x, int subs, int n) {
       const int64_t from = x.t0 + j * kBlock, to = imin(imin(s.any.to, from + kBlock), x.t0 + n);
       if (to <= from || from + kBlock <= s.any.from) continue;
       const int groups = static_cast<int>((to - from + 31) / 32);
-      x.blocks[count++] = Block{sub, j, groups, from < s.all.from || from + groups * 32 > s.all.to, !s.begun};
+      const bool whole = groups * 32 == kBlock && s.all.from <= from && from + kBlock <= s.all.to;
+      x.blocks[count++] = Block{sub, j, groups, !whole, !s.begun};
       s.begun = true;
     }
   }
@@ -218,18 +235,22 @@ template <int NK>
 static inline void prefill_start(const Call& c, const Item& it, Prefill& x, int rows, int padded) {
   const int nk = NK ? NK : x.width / 32;
   int g = it.r0 % c.group, token = it.r0 / c.group;
+  const char* q = nullptr;
   for (int i = 0; i < padded; i++) {
-    const int head = it.h * c.group + g;
-    const char* q = c.query + ((c.query_start[it.b] + token) * c.query_token + head * c.query_head) * 2;
+    if (i == 0 || g == 0) {
+      q = c.query + ((c.query_start[it.b] + token) * c.query_token + int64_t{it.h * c.group + g} * c.query_head) * 2;
+      if (i < rows) x.bounds[i] = bounds_of(c, it.b, token);
+    }
+    if (i && (g || i >= rows)) x.bounds[i] = x.bounds[i - 1];
     bf* to = x.q + (i / 16 * nk * 16 + i % 16) * 32;
     for (int y = 0; y < nk; y++)
       _mm512_store_si512(to + y * 512, _mm512_maskz_loadu_epi16(first32(c.head_size - y * 32), q + y * 64));
-    x.bounds[i] = i && g ? x.bounds[i - 1] : bounds_of(c, it.b, token);
-    x.rules[i] = i < c.group ? logit_rule(c, it.h, head) : x.rules[i - c.group];
-    x.m[i] = -INFINITY;
+    x.rules[i] = i < c.group ? logit_rule(c, it.h, it.h * c.group + g) : x.rules[i - c.group];
     if (i >= rows - 1) continue;  // rows that fill a tile repeat the last one
+    q += 2 * c.query_head;
     if (++g == c.group) g = 0, token++;
   }
+  for (int i = 0; i < padded; i += 16) vstore(x.m + i, vset(-INFINITY));
   x.factor = x.rules[0].factor;
   memset(x.l, 0, sizeof(float) * padded * 16);
   for (int i = 0; i < padded; i += 32) x.spans[i / 32] = sub_span_of(x.bounds + i, it.k0, it.k1);
@@ -240,30 +261,48 @@ static inline void prefill_start(const Call& c, const Item& it, Prefill& x, int 
   use_tiles(tiles);
 }
 
+static inline void put_prefill_row(const Call& c, const float* o, int at, char* out, float factor) {
+  for (int d = 0; d < c.head_size_v; d += 32) {
+    vf a, e;
+    in_order(o + accumulator_at(at, d / 16), o + accumulator_at(at, d / 16 + 1), a, e);
+    _mm512_mask_storeu_epi16(out + 2 * d, first32(c.head_size_v - d), narrow(a * vset(factor), e * vset(factor)));
+  }
+}
+static inline void put_prefill_partial(const Call& c, const Item& it, const Prefill& x, int row, const float* o, float l) {
+  alignas(64) float in_row[576];
+  for (int d = 0; d < x.width_v; d += 32) {
+    vf a, e;
+    in_order(o + accumulator_at(row % 32, d / 16), o + accumulator_at(row % 32, d / 16 + 1), a, e);
+    vstore(in_row + d, a), vstore(in_row + d + 16, e);
+  }
+  put_row(c, it, it.r0 + row, in_row, x.m[row], l);
+}
+
 // Write the rows, or their partial results.
 static inline void prefill_finish(const Call& c, const Item& it, const Prefill& x, int rows) {
+  const bool short_way = !c.sinks && !c.lse && !it.partial;
+  const vf stored = vset(c.v_scale ? c.v_scale[it.h * c.v_scale_step] : 1.f);
   int g = it.r0 % c.group;
   int64_t token = c.query_start[it.b] + it.r0 / c.group;
+  alignas(64) float sums[16], factors[16];
   for (int i = 0; i < rows; i++) {
-    const float l = vrsum(vload(x.l + i * 16)), *o = x.o + i / 32 * 32 * x.width_v;
-    const int head = it.h * c.group + g, at = i % 32;
-    if (it.partial) {
-      alignas(64) float row[576];
-      for (int d = 0; d < x.width_v; d += 32) {
-        vf a, e;
-        in_order(o + accumulator_at(at, d / 16), o + accumulator_at(at, d / 16 + 1), a, e);
-        vstore(row + d, a), vstore(row + d + 16, e);
-      }
-      put_row(c, it, it.r0 + i, row, x.m[i], l);
+    if (i % 16 == 0) {
+      vf lanes_of[16];
+      for (int j = 0; j < 16; j++) lanes_of[j] = vload(x.l + (i + j) * 16);
+      const vf l = vreduce(lanes_of);
+      vstore(sums, l), vstore(factors, stored / l);
+    }
+    const float* o = x.o + i / 32 * 32 * x.width_v;
+    const int head = it.h * c.group + g;
+    char* out = c.out + (token * c.out_token + head * c.out_head) * 2;
+    if (short_way && x.m[i] != -INFINITY) {
+      put_prefill_row(c, o, i % 32, out, factors[i % 16]);
+    } else if (it.partial) {
+      put_prefill_partial(c, it, x, i, o, sums[i % 16]);
     } else {
-      const Finish f = finish_of(c, it.h, head, token, x.m[i], l);
-      const vf factor = vset(f.factor);
-      for (int d = 0; d < c.head_size_v; d += 32) {
-        vf a, e;
-        in_order(o + accumulator_at(at, d / 16), o + accumulator_at(at, d / 16 + 1), a, e);
-        const __m512i out = f.empty ? _mm512_setzero_si512() : narrow(a * factor, e * factor);
-        _mm512_mask_storeu_epi16(f.out + 2 * d, first32(c.head_size_v - d), out);
-      }
+      const Finish f = finish_of(c, it.h, head, token, x.m[i], sums[i % 16]);
+      if (f.empty) memset(out, 0, 2 * c.head_size_v);
+      else put_prefill_row(c, o, i % 32, out, f.factor);
     }
     if (++g == c.group) g = 0, token++;
   }

@@ -52,7 +52,8 @@ static inline void row_logits(const Prefill& x, const Block& b, int i, float* s)
 
 // Hide the products that one row does not see. Vectors outside [v0, v1), both even, are hidden whole: their weights
 // are zeros, and their products are left.
-static inline void hide_products(const Prefill& x, const Block& b, int i, float* s, bf* p, int& v0, int& v1) {
+static inline __attribute__((always_inline)) void hide_products(const Prefill& x, const Block& b, int i, float* s, bf* p,
+                                                                int& v0, int& v1) {
   const Bounds& seen = x.bounds[b.sub * 32 + i];
   const int from = static_cast<int>(x.t0) + b.j * kBlock, n = b.groups * 32;
   if (seen.xhi) {
@@ -129,16 +130,26 @@ static __attribute__((noinline)) void any_row_weights(const Prefill& x, const Bl
   }
 }
 
-// The same, short where all keys of a whole block are seen. PLAIN: products are logits but for a positive factor.
-template <bool PRECISE, bool PLAIN>
-static inline __attribute__((always_inline)) void row_weights(const Prefill& x, const Block& b, int i, float* s, bf* p,
-                                                              Rescale& rescale) {
-  float* sum = x.l + (b.sub * 32 + i) * 16;
-  const float m = x.m[b.sub * 32 + i];
-  if (!PLAIN || b.masked || b.groups * 32 != kBlock || m == -INFINITY)
-    return any_row_weights<PRECISE, PLAIN>(x, b, i, s, p, rescale);
-  const vf l = weights_of<PRECISE, false>(s, p, i, 0, kBlock / 16, x.factor, m, nullptr, vload(sum));
-  if (__builtin_expect(vany_gt(l, vset(kMostWeight)), 0))
-    return any_row_weights<PRECISE, PLAIN>(x, b, i, s, p, rescale);
-  vstore(sum, l);
+// The same where products are logits but for a positive factor and what a row sees is one interval.
+template <bool PRECISE, bool MASKED>
+static inline __attribute__((always_inline)) void plain_row_weights(const Prefill& x, const Block& b, int i, float* s, bf* p,
+                                                                    Rescale& rescale) {
+  const int row = b.sub * 32 + i;
+  int v0 = 0, v1 = kBlock / 16;
+  if (MASKED) {
+    v1 = 2 * b.groups;
+    if (x.bounds[row].xhi) return any_row_weights<PRECISE, true>(x, b, i, s, p, rescale);
+    hide_products(x, b, i, s, p, v0, v1);
+    if (v0 == v1) return;
+  }
+  float m = x.m[row];
+  if (m == -INFINITY) {
+    vf top = vload(s + product_at(i, v0));
+    for (int v = v0 + 1; v < v1; v++) top = vmax(top, vload(s + product_at(i, v)));
+    const float first = vrmax(top) * x.factor;
+    if (first > m) x.m[row] = m = first;
+  }
+  const vf l = weights_of<PRECISE, false>(s, p, i, v0, v1, x.factor, m, nullptr, vload(x.l + row * 16));
+  if (__builtin_expect(vany_gt(l, vset(kMostWeight)), 0)) return any_row_weights<PRECISE, true>(x, b, i, s, p, rescale);
+  vstore(x.l + row * 16, l);
 }
