@@ -22,12 +22,13 @@ static inline __mmask32 first32(int64_t n) {
   return n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << imax(n, 0)) - 1u);
 }
 
-// One stored row of n elements as bfloat16, zeros up to `padded`, a multiple of 32.
+// One stored row of n elements as bfloat16, zeros up to `padded`, a multiple of 32; the row at `ahead` is prefetched.
 template <class W>
-static inline void stage_bytes(const W& w, const char* from, bf* to, int n, int padded) {
+static inline void stage_bytes(const W& w, const char* from, bf* to, int n, int padded, const char* ahead) {
   int d = 0;
   __m512i a, b;
   for (; d + 64 <= n; d += 64) {
+    if (ahead) _mm_prefetch(ahead + d, _MM_HINT_T1);
     w.widen(_mm512_loadu_si512(from + d), a, b);
     _mm512_store_si512(to + d, a);
     _mm512_store_si512(to + d + 32, b);
@@ -41,15 +42,17 @@ static inline void stage_words(const char* from, bf* to, int n, int padded) {
   for (int d = 0; d < padded; d += 32)
     _mm512_store_si512(to + d, _mm512_maskz_loadu_epi16(first32(n - d), from + 2 * d));
 }
-static inline void stage_rows(DType t, const char* from, int64_t stride, int count, bf* to, int n, int padded) {
+static inline void stage_rows(DType t, const char* from, int64_t stride, int count, bf* to, int n, int padded,
+                              const char* ahead) {
+  auto next = [&](int i) { return ahead ? ahead + i * stride : nullptr; };
   if (t == DType::kBFloat16) {
     for (int i = 0; i < count; i++) stage_words(from + i * stride, to + i * padded, n, padded);
   } else if (t == DType::kInt8) {
     const Widener<false> w(byte_table(t));
-    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded);
+    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded, next(i));
   } else {
     const Widener<true> w(byte_table(t));
-    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded);
+    for (int i = 0; i < count; i++) stage_bytes(w, from + i * stride, to + i * padded, n, padded, next(i));
   }
 }
 
@@ -58,6 +61,7 @@ struct StepTiles {
   const bf *key[4], *value[4];
   int64_t key_step, value_step;
   const char* stored[4];  // values as they are stored, a slot apart, where `TileSource::bytes` leaves them there
+  const char* ahead[4];   // those of 64 keys later, to be prefetched then; null: there are none
 };
 
 // Where tiles come from in one call.
@@ -80,15 +84,17 @@ static inline TileSource tile_source(const Call& c) {
   return s;
 }
 
-// Copy `count` keys from t on, which may lie in several blocks, into a tile of 16; its other rows become zeros.
+// Copy `count` keys from t on, which may lie in several blocks, into a tile of 16; its other rows become zeros. Rows at
+// `ahead`, if any, are prefetched while keys are copied.
 static inline void stage_keys(const Call& c, int b, int h, int64_t t, int count, bf* key, bf* value,
-                              const TileSource& s) {
+                              const TileSource& s, const char* ahead) {
   int done = 0;
   while (done < count) {
     const Run run = run_at(c, b, h, t + done);
     const int n = static_cast<int>(imin(run.count, count - done));
-    if (key) stage_rows(c.kv_dtype, run.key, c.key.slot, n, key + done * s.width, c.head_size, s.width);
-    if (value) stage_rows(c.kv_dtype, run.value, c.value.slot, n, value + done * s.width_v, c.head_size_v, s.width_v);
+    if (key) stage_rows(c.kv_dtype, run.key, c.key.slot, n, key + done * s.width, c.head_size, s.width, ahead);
+    if (value) stage_rows(c.kv_dtype, run.value, c.value.slot, n, value + done * s.width_v, c.head_size_v, s.width_v,
+                          nullptr);
     done += n;
   }
   if (count == 16) return;
@@ -133,9 +139,13 @@ static inline void tiles_at(const Call& c, int b, int h, int64_t t, int n, int64
     tiles.value[i] = value_direct ? reinterpret_cast<const bf*>(run.value) : to_value;
     tiles.stored[i] = run.value;
     if (!key_direct || !value_direct) {
-      prefetch_stored(c, b, h, t + 64 + 16 * i, end);
+      // Values that are packed later have their own time; else all 16 rows are prefetched here.
+      const bool later = leave_bytes && s.bytes && n == 64, more = t + 80 + 16 * i <= end;
+      const Run next = later && more ? run_at(c, b, h, t + 64 + 16 * i) : Run{nullptr, nullptr, 0};
+      tiles.ahead[i] = next.value;
+      if (!next.key) prefetch_stored(c, b, h, t + 64 + 16 * i, end);
       stage_keys(c, b, h, t + 16 * i, static_cast<int>(imin(16, n - 16 * i)), key_direct ? nullptr : to_key,
-                 value_direct || (leave_bytes && s.bytes && n == 64) ? nullptr : to_value, s);
+                 value_direct || later ? nullptr : to_value, s, next.key);
     }
     run.key += 16 * c.key.slot, run.value += 16 * c.value.slot, run.count -= 16;
   }

@@ -84,12 +84,14 @@ static inline void pack_pairs(const bf* value, int64_t step, int begin, int end,
 }
 
 // The same from stored bytes: interleaved as bytes and then widened, which gives the same columns to the same tiles.
+// Rows at `ahead`, if any, are prefetched.
 static inline void pack_byte_pairs(const Widener<true>& w, const char* value, int64_t step, int begin, int end, int width,
-                                   bf* to) {
+                                   bf* to, const char* ahead) {
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   value += 2 * begin * step;
   for (int i = begin; i < end; i++, value += 2 * step)
     for (int d = 0; d < width; d += 64) {
+      for (int j = 0; ahead && j < 2; j++) _mm_prefetch(ahead + (2 * i + j) * step + d, _MM_HINT_T1);
       const __m512i e = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(value + d));
       const __m512i f = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(value + step + d));
       __m512i pairs[4];
@@ -117,8 +119,11 @@ static inline void decode_products(const Decode& x, const TileSource& src, int r
     // Pairs 0 to 7 are of the first tile, 8 to 15 of the second.
     const int begin = y * 16 / nk, end = (y + 1) * 16 / nk, cut = begin < 8 ? (end < 8 ? end : 8) : begin;
     if (!AHEAD && widener) {
-      if (begin < cut) pack_byte_pairs(*widener, now.stored[first], slot, begin, cut, src.width_v, to);
-      if (cut < end) pack_byte_pairs(*widener, now.stored[first + 1], slot, cut - 8, end - 8, src.width_v, to + 8 * 32);
+      if (begin < cut)
+        pack_byte_pairs(*widener, now.stored[first], slot, begin, cut, src.width_v, to, now.ahead[first]);
+      if (cut < end)
+        pack_byte_pairs(*widener, now.stored[first + 1], slot, cut - 8, end - 8, src.width_v, to + 8 * 32,
+                        now.ahead[first + 1]);
       continue;
     }
     if (begin < cut)

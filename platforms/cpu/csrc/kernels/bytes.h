@@ -92,8 +92,16 @@ static inline void widen_with(const W& w, const char* from, float* to, int n, in
   w.widen(_mm512_maskz_loadu_epi8(first64(n - d), from + d), x);
   for (int i = 0; d + 16 * i < padded; i++) vstore(to + d + 16 * i, x[i]);
 }
+template <class W>
+static inline void widen_rows_with(const W& w, const char* const* from, int count, float* to, int n, int padded) {
+  for (int j = 0; j < count; j++) widen_with(w, from[j], to + j * padded, n, padded);
+}
+// `count` rows, each `padded` floats from the one before: the table is loaded once.
+static inline void widen_byte_rows(DType t, const char* const* from, int count, float* to, int n, int padded) {
+  if (t == DType::kInt8) widen_rows_with(Widener<false>(byte_table(t)), from, count, to, n, padded);
+  else widen_rows_with(Widener<true>(byte_table(t)), from, count, to, n, padded);
+}
 static inline void widen_bytes(DType t, const char* from, float* to, int n, int padded) {
-  if (t == DType::kInt8) widen_with(Widener<false>(byte_table(t)), from, to, n, padded);
-  else widen_with(Widener<true>(byte_table(t)), from, to, n, padded);
+  widen_byte_rows(t, &from, 1, to, n, padded);
 }
 

@@ -46,6 +46,14 @@ static inline void widen_row(DType t, const char* from, float* to, int n, int pa
   for (int d = 0; d < padded; d += W) vstore(to + d, d < n ? vload_as(t, from + d * size, n - d) : vzero());
 }
 
+// The same of `count` rows, which lie `padded` floats apart.
+static inline void widen_rows(DType t, const char* const* from, int count, float* to, int n, int padded) {
+#ifdef ATTN_BYTE_TABLE
+  if (dtype_bytes(t) == 1) return widen_byte_rows(t, from, count, to, n, padded);
+#endif
+  for (int j = 0; j < count; j++) widen_row(t, from[j], to + j * padded, n, padded);
+}
+
 // A run of keys that lie a constant distance apart: those of one block.
 struct Run {
   const char *key, *value;

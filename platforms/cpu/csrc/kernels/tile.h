@@ -242,19 +242,19 @@ static inline void copy_words(const char* from, float* to, int n, int width) {
 static inline void widen_keys(const Work& w, int n, KeyRows& rows) {
   const Call& c = w.c;
   const Tile& t = w.t;
-  for (int j = 0; j < n && !w.keys_direct; j++) {
-    if (w.words) copy_words(rows.key[j], t.kv + j * t.width, c.head_size, w.key_width);
-    else widen_row(c.kv_dtype, rows.key[j], t.kv + j * t.width, c.head_size, t.width);
-    rows.key[j] = reinterpret_cast<const char*>(t.kv + j * t.width);
+  if (!w.keys_direct) {
+    if (!w.words) widen_rows(c.kv_dtype, rows.key, n, t.kv, c.head_size, t.width);
+    for (int j = 0; j < n; j++) {
+      if (w.words) copy_words(rows.key[j], t.kv + j * t.width, c.head_size, w.key_width);
+      rows.key[j] = reinterpret_cast<const char*>(t.kv + j * t.width);
+    }
   }
   for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1];
 }
 static inline void widen_values(const Work& w, int n, KeyRows& rows) {
-  for (int j = 0; j < n && !w.values_direct; j++) {
-    float* to = w.t.kv + j * w.t.width_v;
-    widen_row(w.c.kv_dtype, rows.value[j], to, w.c.head_size_v, w.t.width_v);
-    rows.value[j] = reinterpret_cast<const char*>(to);
-  }
+  if (w.values_direct) return;
+  widen_rows(w.c.kv_dtype, rows.value, n, w.t.kv, w.c.head_size_v, w.t.width_v);
+  for (int j = 0; j < n; j++) rows.value[j] = reinterpret_cast<const char*>(w.t.kv + j * w.t.width_v);
 }
 
 template <int R>
