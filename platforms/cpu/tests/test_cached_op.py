@@ -77,7 +77,9 @@ def test_fp8_with_scales_and_a_cap(level: str, stored: torch.dtype, dtype: torch
 
 
 def test_heads_first_and_a_workspace() -> None:
-    arguments = attention_arguments(lse=None, workspace=torch.zeros(2**20, dtype=torch.uint8))
+    arguments = attention_arguments(lse=None)
+    size = torch.ops.attn_cpu.workspace_bytes(arguments["plan"])
+    arguments["workspace"] = torch.zeros(size, dtype=torch.uint8)
     for name in ("key", "value"):
         arguments[name] = arguments[name].transpose(1, 2).contiguous().transpose(1, 2)
     cached = cached_arguments(arguments)

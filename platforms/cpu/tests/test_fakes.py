@@ -29,7 +29,8 @@ def _check(name: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention(dtype: torch.dtype) -> None:
     _check("attention", attention_arguments(dtype))
-    workspace = torch.zeros(2**20, dtype=torch.uint8)
+    size = torch.ops.attn_cpu.workspace_bytes(attention_arguments()["plan"])
+    workspace = torch.zeros(size, dtype=torch.uint8)
     options = {"sinks": torch.zeros(4), "window_left": 3, "workspace": workspace}
     _check("attention", attention_arguments(dtype, lse=None, **options))
 
