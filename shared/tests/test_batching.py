@@ -124,7 +124,9 @@ class TestTwoWaySplit:
             split_decodes_and_prefills(batch([1]), treat_short_extends_as_decodes=False)
 
     def test_negative_threshold(self) -> None:
-        with pytest.raises(InvalidInputError, match="decode_threshold is -1; allowed: >= 0"):
+        with pytest.raises(
+            InvalidInputError, match="decode_threshold is -1; allowed: an integer >= 0"
+        ):
             split_decodes_and_prefills(batch([1]), decode_threshold=-1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from attn_shared._argument_checks import INT64_MOST
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 
 __all__ = [
@@ -47,13 +48,15 @@ class CachedHash:
 
 
 def require_positive(name: str, value: object) -> None:
-    """Refuse what is not an int >= 1 (a bool is none).
+    """Refuse what is not an int >= 1 that torch takes (a bool is none).
 
     Raises:
         InvalidRequestError: names the field and the value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidRequestError.for_field(name, value, "an int >= 1")
+    if value > INT64_MOST:
+        raise InvalidRequestError.for_field(name, value, "an int of 64 bits")
 
 
 def require_bool(name: str, value: object) -> None:

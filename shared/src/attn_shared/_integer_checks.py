@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
+from attn_shared._argument_checks import count_objection
 from attn_shared.errors import MetadataError
 
 __all__ = ["check_batch_tensors", "check_count", "check_integers", "host_lens"]
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is no integer of at least 1.
+    """Refuse what is no integer of at least 1, or more than torch takes.
 
     Raises:
         MetadataError: names the argument, its value and what is allowed.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MetadataError.for_argument(name, repr(value), "an integer >= 1")
+    allowed = count_objection(value)
+    if allowed is not None:
+        raise MetadataError.for_argument(name, repr(value), allowed)
 
 
 def host_lens(name: str, lens: object) -> list[int]:
@@ -28,7 +30,7 @@ def host_lens(name: str, lens: object) -> list[int]:
     Raises:
         MetadataError: names the argument or the entry, and what is allowed.
     """
-    if not isinstance(lens, Iterable) or isinstance(lens, str | bytes):
+    if not isinstance(lens, Iterable) or isinstance(lens, str | bytes | Mapping):
         raise MetadataError.for_argument(name, f"a {type(lens).__name__}", "a list of ints")
     found = []
     for request, length in enumerate(lens):
@@ -82,5 +84,3 @@ def check_batch_tensors(
             f"on {', '.join(sorted(map(str, devices)))}",
             "on one device",
         )
-    if count and not block_table.shape[1]:
-        raise MetadataError.for_argument("block_table", "without a column", "(B, M) with M >= 1")

@@ -16,6 +16,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from attn_shared._argument_checks import require_count, require_kind
+from attn_shared._integer_checks import host_lens
 from attn_shared.errors import InvalidInputError, MetadataError
 from attn_shared.metadata import CommonAttentionMetadata
 
@@ -109,6 +111,7 @@ def split_decodes_extends_and_prefills(
             a prefill, where its earlier keys would not be read.
         InvalidInputError: the threshold is negative.
     """
+    require_kind("common", common, CommonAttentionMetadata)
     if common.seq_lens_cpu is None:
         raise MetadataError.for_argument(
             "seq_lens_cpu", None, "host lengths, exact or an upper bound"
@@ -152,8 +155,8 @@ def _decode_rows(
     common: CommonAttentionMetadata, decode_threshold: int, short_extends: bool
 ) -> torch.Tensor:
     """Return (B,) bool: the row is a decode."""
-    if decode_threshold < 0:
-        raise InvalidInputError.for_argument("decode_threshold", decode_threshold, ">= 0")
+    require_kind("common", common, CommonAttentionMetadata)
+    require_count("decode_threshold", decode_threshold, least=0)
     is_short = common.query_lens_cpu <= decode_threshold
     if short_extends:
         return is_short
@@ -264,8 +267,13 @@ def reorder(
         decode_threshold: most query tokens of a decode.
 
     Raises:
-        InvalidInputError: the lists differ in length.
+        InvalidInputError: the lists differ in length, or are none of ints, or the threshold is no
+            count.
     """
+    require_count("decode_threshold", decode_threshold, least=0)
+    num_scheduled = host_lens("num_scheduled", num_scheduled)
+    num_computed = host_lens("num_computed", num_computed)
+    num_prompt = host_lens("num_prompt", num_prompt)
     lengths = (len(num_scheduled), len(num_computed), len(num_prompt))
     if len(set(lengths)) != 1:
         raise InvalidInputError.for_argument(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from attn_shared._argument_checks import require_count, require_kind
+from attn_shared._integer_checks import check_integers, host_lens
 from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
 
@@ -36,7 +38,9 @@ def common_prefix_len(
     Raises:
         InvalidInputError: sizes contradict each other, or a number is negative.
     """
-    _check_block_size(block_size)
+    require_count("block_size", block_size)
+    check_integers("block_table", block_table, 2, "(B, M)")
+    num_computed = host_lens("num_computed", num_computed)
     if block_table.ndim != 2 or len(block_table) != len(num_computed):
         raise InvalidInputError.for_argument(
             "block_table shape", tuple(block_table.shape), f"({len(num_computed)}, any)"
@@ -73,7 +77,9 @@ def check_cascade(
         MetadataError: names what does not hold, and the longest prefix that does.
         UnsupportedOptionError: the sequences are sharded over ranks.
     """
-    _check_block_size(block_size)
+    require_count("block_size", block_size)
+    require_kind("common", common, CommonAttentionMetadata)
+    require_kind("common_prefix_len", common_prefix_len, int)
     if common_prefix_len == 0:
         return
     if common.block_table is None:
@@ -157,7 +163,15 @@ def use_cascade(
         has_window: the layer has a sliding window.
         has_chunks: the layer is chunked local attention.
         dcp_size: ranks that share each sequence.
+
+    Raises:
+        InvalidInputError: a number is no count, or lengths are no list of ints.
     """
+    require_count("common_prefix_len", common_prefix_len, least=0)
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "dcp_size": dcp_size}
+    for name, value in {**sizes, "num_compute_units": num_compute_units}.items():
+        require_count(name, value)
+    query_lens = host_lens("query_lens", query_lens)
     num_reqs = len(query_lens)
     if common_prefix_len < _MIN_PREFIX_TOKENS or num_reqs < _MIN_REQUESTS:
         return False
@@ -171,11 +185,6 @@ def use_cascade(
     cascade_time = _ceil_div(cascade_tiles, num_compute_units) * key_tiles
     plain_tiles = num_reqs * num_kv_heads * _ceil_div(group, _TILE) * key_tiles
     return cascade_time < _ceil_div(plain_tiles, num_compute_units)
-
-
-def _check_block_size(block_size: int) -> None:
-    if block_size < 1:
-        raise InvalidInputError.for_argument("block_size", block_size, "an integer >= 1")
 
 
 def _ceil_div(value: int, divisor: int) -> int:

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_shared._argument_checks import require_kind
 from attn_shared._plugins import BackendKind
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
     AttnError,
     BackendRejectedError,
+    InvalidInputError,
     NoBackendError,
     VendorMissingError,
 )
@@ -20,7 +22,7 @@ from attn_shared.request import AttentionRequest
 from attn_shared.selection import DecidedBy, Policy, Selection, Verdict, VerdictStatus, best_of
 from attn_shared.verdicts import candidates_for, judge
 
-__all__ = ["SelectionCache", "contender", "select"]
+__all__ = ["SelectionCache", "check_asked", "contender", "select"]
 
 
 def select(
@@ -48,6 +50,7 @@ def select(
         kind: "attention", or "mla_prefill" for what prefills over latents.
 
     Raises:
+        InvalidInputError: an argument is of another class.
         UnknownNameError: a backend was named that nobody knows or provides, or a library preferred
             or avoided that is none of the platform's.
         PlatformMissingError: no installed package serves the device's vendor.
@@ -55,7 +58,9 @@ def select(
         VendorMissingError: the named backend, or all of its libraries, cannot be loaded.
         NoBackendError: no candidate serves; holds every verdict.
     """
-    policy = policy or Policy()
+    policy = Policy() if policy is None else policy
+    check_asked(request, device, policy)
+    require_kind("inventory", inventory, Inventory)
     verdicts = _verdicts(request, device, inventory, policy, registry, kind)
     chosen, decided_by = _best(verdicts, policy, {VerdictStatus.ELIGIBLE})
     selection = Selection(
@@ -74,6 +79,23 @@ def select(
     if chosen is None:
         raise _refusal(selection)
     return selection
+
+
+def check_asked(request: object, device: object, policy: object) -> None:
+    """Refuse what is no request, device or policy, before a field of it is looked at.
+
+    Raises:
+        InvalidInputError: names the argument, what it is and what is allowed.
+    """
+    require_kind("request", request, AttentionRequest)
+    require_kind("policy", policy, Policy)
+    if not isinstance(device, DeviceFacts):
+        raise InvalidInputError.for_argument(
+            "device",
+            repr(device),
+            "a DeviceFacts",
+            hint="resolve_device(name) returns that of a preset or an architecture.",
+        )
 
 
 def _verdicts(

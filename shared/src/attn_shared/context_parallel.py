@@ -28,10 +28,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from attn_shared._argument_checks import (
+    count_objection,
+    require_floats,
+    require_list,
+    require_tensor,
+)
 from attn_shared._integer_checks import check_batch_tensors, check_count
-from attn_shared.errors import InvalidInputError, InvalidRequestError, UnknownNameError
+from attn_shared.errors import (
+    InvalidInputError,
+    InvalidRequestError,
+    MetadataError,
+    UnknownNameError,
+)
 from attn_shared.kv_write import PAD_SLOT_ID, token_positions
-from attn_shared.merge import merge_many, to_natural
+from attn_shared.merge import check_merge, merge_many, to_natural
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -77,11 +88,12 @@ def check_dcp(
         UnknownNameError: there is no such combine.
     """
     for name, value in (("dcp_size", dcp_size), ("tp_size", tp_size), ("interleave", interleave)):
-        if value < 1:
-            raise InvalidRequestError.for_field(name, value, "an integer >= 1")
+        _require_size(name, value)
+    if block_size is not None:
+        _require_size("block_size", block_size)
     if tp_size % dcp_size:
         raise InvalidRequestError.for_field("dcp_size", dcp_size, f"a divisor of tp_size={tp_size}")
-    if block_size is not None and (block_size < 1 or block_size % interleave):
+    if block_size is not None and block_size % interleave:
         raise InvalidRequestError.for_field(
             "interleave", interleave, f"a divisor of block_size={block_size}"
         )
@@ -93,15 +105,23 @@ def check_dcp(
         )
 
 
+def _require_size(name: str, value: object) -> None:
+    allowed = count_objection(value)
+    if allowed is not None:
+        raise InvalidRequestError.for_field(name, value, allowed)
+
+
 def owner_of(positions: torch.Tensor, world_size: int, interleave: int = 1) -> torch.Tensor:
     """Return the rank that holds each token: integers of the shape of `positions`."""
     _check_place(world_size, None, interleave)
+    _check_positions("positions", positions)
     return positions // interleave % world_size
 
 
 def local_index(positions: torch.Tensor, world_size: int, interleave: int = 1) -> torch.Tensor:
     """Return each token's position among the tokens of the rank that holds it."""
     _check_place(world_size, None, interleave)
+    _check_positions("positions", positions)
     return positions // (interleave * world_size) * interleave + positions % interleave
 
 
@@ -123,6 +143,7 @@ def local_seq_lens(
         InvalidInputError: the rank is not one of world_size, or a size is not positive.
     """
     _check_place(world_size, rank, interleave)
+    _check_positions("seq_lens", seq_lens)
     ranks = torch.arange(world_size, device=seq_lens.device, dtype=seq_lens.dtype)
     if rank is not None:
         ranks = ranks[rank : rank + 1]
@@ -160,6 +181,8 @@ def local_slot_mapping(
     _check_place(world_size, rank, interleave)
     check_batch_tensors(block_table, query_start_loc, seq_lens)
     check_count("block_size", block_size)
+    if len(seq_lens) and not block_table.shape[1]:
+        raise MetadataError.for_argument("block_table", "without a column", "(B, M) with M >= 1")
     request, position = token_positions(query_start_loc, seq_lens)
     local = local_index(position.clamp_min(0), world_size, interleave)
     # Another rank's token may have its place past the end of this rank's row.
@@ -194,9 +217,14 @@ def combine_shards(
         InvalidInputError: shapes, dtypes or bases differ.
     """
     base_on_e = _one_base(lse_base_on_e)
+    require_list("outputs", outputs)
+    require_list("lses", lses)
+    for lse in lses:
+        require_floats("lses", lse)
     naturals = [_without_empties(lse, base_on_e) for lse in lses]
-    if sinks is None or not outputs:
+    if sinks is None:
         return merge_many(outputs, naturals)
+    check_merge(outputs, naturals)
     _check_sinks(sinks, outputs[0].shape[1])
     # A shard of one key with the sink's logit and a value of zero.
     sink_lse = sinks.unsqueeze(1).expand_as(naturals[0])
@@ -313,6 +341,7 @@ def _one_base(lse_base_on_e: bool | Sequence[bool]) -> bool:
 
 
 def _check_sinks(sinks: torch.Tensor, num_heads: int) -> None:
+    require_tensor("sinks", sinks)
     if tuple(sinks.shape) != (num_heads,) or sinks.dtype != torch.float32:
         raise InvalidInputError.for_argument(
             "sinks", f"{sinks.dtype} {tuple(sinks.shape)}", f"torch.float32 ({num_heads},)"
@@ -331,6 +360,12 @@ def single_collective(name: str, older_name: str) -> Callable[..., Any]:
     return found
 
 
+def _check_positions(name: str, value: object) -> None:
+    require_tensor(name, value)
+    if isinstance(value, torch.Tensor) and value.dtype not in (torch.int32, torch.int64):
+        raise InvalidInputError.for_argument(name, f"of {value.dtype}", "of int32 or int64")
+
+
 def _check_place(world_size: int, rank: int | None, interleave: int) -> None:
     for name, value in (("world_size", world_size), ("interleave", interleave)):
         check_count(name, value)
@@ -342,6 +377,8 @@ def _check_place(world_size: int, rank: int | None, interleave: int) -> None:
 
 def _check_shard(output: torch.Tensor, lse: torch.Tensor, world_size: int) -> int:
     """Return how many heads each rank gets, after checking that the shard can be combined."""
+    require_tensor("output", output)
+    require_tensor("lse", lse)
     if output.dim() != 3 or output.dtype not in _OUTPUT_DTYPES:
         raise InvalidInputError.for_argument(
             "output", f"{output.dtype} {tuple(output.shape)}", "(T, H, D) of 16 or 32-bit floats"

@@ -273,6 +273,10 @@ def resolve_device(text: str) -> DeviceFacts:
 
 
 def _find_preset(name: str) -> DeviceFacts | None:
+    if not isinstance(name, str):
+        raise InvalidInputError.for_argument(
+            "device", repr(name), "the name of a preset or an architecture"
+        )
     return PRESETS.get(name.lower().translate(_IGNORED_IN_PRESETS))
 
 

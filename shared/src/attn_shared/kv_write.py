@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from attn_shared._argument_checks import require_floats, require_kind, require_tensor
+from attn_shared._integer_checks import check_batch_tensors, check_count
 from attn_shared.dtypes import KVQuantMode, dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec
@@ -62,7 +64,13 @@ def slot_mapping_for(
         query_start_loc: (B + 1,) int32.
         seq_lens: (B,) int32, this step's tokens included.
         block_size: tokens per block.
+
+    Raises:
+        MetadataError: a tensor is none of integers of that shape, or they lie on several devices,
+            or the block size is no count.
     """
+    check_batch_tensors(block_table, query_start_loc, seq_lens)
+    check_count("block_size", block_size)
     request, position = token_positions(query_start_loc, seq_lens)
     block = block_table[request, position.clamp_min(0) // block_size].long()
     slot = block * block_size + position % block_size
@@ -202,6 +210,7 @@ def _checked_views(
     value: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> KVViews:
+    require_kind("spec", spec, AttentionSpec)
     views = spec.split(kv_cache)
     _check_slots(slot_mapping, kv_cache)
     num_tokens = len(slot_mapping)
@@ -234,6 +243,7 @@ def concat_and_cache_mla(
             past the cache.
         UnsupportedOptionError: a format that is not written with torch.
     """
+    require_kind("spec", spec, MLAAttentionSpec)
     views = spec.split(kv_cache)
     _check_slots(slot_mapping, kv_cache)
     num_tokens = len(slot_mapping)
@@ -279,6 +289,8 @@ def gather_rows(
         block_table_row: (M,) block ids; entries past ceil(length / block_size) are not read.
         length: end position.
         start: first position.
+
+    Nothing is looked at here: what calls it for each request has checked its batch.
     """
     block_size = view.shape[1]
     first, last = start // block_size, -(-length // block_size)
@@ -288,6 +300,7 @@ def gather_rows(
 
 
 def _check_slots(slot_mapping: torch.Tensor, kv_cache: torch.Tensor) -> None:
+    require_tensor("slot_mapping", slot_mapping)
     if slot_mapping.dtype is not torch.int64 or slot_mapping.ndim != 1:
         raise InvalidInputError.for_argument(
             "slot_mapping",
@@ -305,8 +318,7 @@ def _check_rows(
     tail: tuple[int, ...],
     kv_cache: torch.Tensor,
 ) -> None:
-    if not isinstance(rows, torch.Tensor):
-        raise InvalidInputError.for_argument(name, f"a {type(rows).__name__}", "a tensor")
+    require_floats(name, rows)
     if rows.shape[1:] != tail or rows.shape[0] < num_tokens:
         raise InvalidInputError.for_argument(
             f"{name} shape",

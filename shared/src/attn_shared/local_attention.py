@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from attn_shared._argument_checks import require_count, require_kind
 from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
 
@@ -47,7 +48,10 @@ def make_local_attention_virtual_batches(
         MetadataError: lengths are inexact or contradict each other or the table.
         UnsupportedOptionError: the batch is not causal or has what chunks have no rule for.
     """
-    if block_size < 1 or chunk_size < 1 or chunk_size % block_size:
+    require_kind("common", common, CommonAttentionMetadata)
+    require_count("block_size", block_size)
+    require_count("chunk_size", chunk_size)
+    if chunk_size % block_size:
         raise InvalidInputError.for_argument(
             "chunk_size", chunk_size, f"a multiple of block_size={block_size}"
         )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attn_shared._argument_checks import require_floats, require_list, require_tensor
 from attn_shared._overlap import is_self_overlapping, overlaps
 from attn_shared.errors import InvalidInputError
 
@@ -107,6 +108,8 @@ def check_merge(
     Raises:
         InvalidInputError: as `merge_many`.
     """
+    require_list("outputs", outputs)
+    require_list("lses", lses)
     _check_shards(outputs, lses)
     _check_out("output", output, outputs[0])
     _check_out("output_lse", output_lse, lses[0])
@@ -121,7 +124,11 @@ def to_natural(lse: Tensor, *, lse_base_on_e: bool) -> Tensor:
     Args:
         lse: (H, T); -inf stays -inf.
         lse_base_on_e: what the implementation declares about the LSE that it returned.
+
+    Raises:
+        InvalidInputError: it is no tensor of floats.
     """
+    require_floats("lse", lse)
     return lse if lse_base_on_e else lse * math.log(2.0)
 
 
@@ -163,6 +170,8 @@ def _check_shards(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             "outputs, lses", f"of {len(outputs)} and {len(lses)} shards", "as many, at least one"
         )
     first = outputs[0]
+    require_tensor("outputs[0]", first)
+    require_tensor("lses[0]", lses[0])
     if first.dim() != 3 or first.dtype not in _OUTPUT_DTYPES:
         raise InvalidInputError.for_argument(
             "outputs[0]", _describe(first), "a floating tensor of 16, 32 or 64 bits, (T, H, D)"
@@ -188,6 +197,7 @@ def _check_out(name: str, out: Tensor | None, like: Tensor) -> None:
 def _check_like(
     name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> None:
+    require_tensor(name, tensor)
     if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
         allowed = f"{dtype} {tuple(shape)} on {device}"
         raise InvalidInputError.for_argument(name, _describe(tensor), allowed)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from attn_shared._argument_checks import INT64_MOST
 from attn_shared._fields import require_positive
 from attn_shared.dtypes import KVQuantMode, dtype_name, kv_quant_mode, kv_storage_dtypes
 from attn_shared.errors import InvalidInputError, InvalidRequestError
@@ -152,6 +153,11 @@ class PagedSpec(KVCacheSpec):
             InvalidRequestError: `num_blocks` is not positive.
         """
         require_positive("num_blocks", num_blocks)
+        most = INT64_MOST // self.page_size_bytes
+        if num_blocks > most:
+            raise InvalidRequestError.for_field(
+                "num_blocks", num_blocks, f"at most {most}, of {self.page_size_bytes} bytes each"
+            )
         num_elements = num_blocks * self.page_size_bytes // self.dtype.itemsize
         flat = torch.zeros(num_elements, dtype=self.dtype, device=device)
         return flat.as_strided(self.shape(num_blocks), self.strides(num_blocks))

@@ -8,11 +8,13 @@ mean, so that a tensor of one must never be viewed as the other.
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from attn_shared._argument_checks import require_floats
+from attn_shared._fields import FLOAT32_LEAST, FLOAT32_MOST
 from attn_shared.errors import InvalidInputError
 
 __all__ = [
@@ -48,6 +50,7 @@ def quantize_fp8(x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor
             finite, or has a shape that fits neither.
     """
     _check_fp8(dtype)
+    require_floats("x", x)
     limit = torch.finfo(dtype).max
     divisor = _per_head_scale(x, scale)
     if not isinstance(divisor, Tensor):  # GPUs multiply by the reciprocal of a number
@@ -83,9 +86,15 @@ def quantize_int8_per_token_head(x: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         x: (..., D), finite, any floating dtype.
 
+    Raises:
+        InvalidInputError: `x` is no tensor of floats, or has no last dimension.
+
     Returns:
         Stored int8 (..., D), rounded half to even, and scale float32 (...).
     """
+    require_floats("x", x)
+    if not x.dim() or not x.shape[-1]:
+        raise InvalidInputError.for_argument("x shape", tuple(x.shape), "(..., D) with D >= 1")
     values = x.float()
     # By a tensor: GPUs multiply by the reciprocal of a number, which is another scale in 1 of 20.
     scale = values.abs().amax(-1) / values.new_full((), INT8_MAX)
@@ -126,9 +135,10 @@ def _check_fp8(dtype: torch.dtype) -> None:
 def _per_head_scale(x: Tensor, scale: float | Tensor) -> float | Tensor:
     """Return `scale` in a shape that broadcasts over (..., H, D)."""
     if not isinstance(scale, Tensor):
-        if not (math.isfinite(scale) and scale > 0):
-            raise InvalidInputError.for_argument("scale", scale, "a positive finite number")
-        return scale
+        if not (isinstance(scale, Real) and FLOAT32_LEAST <= scale <= FLOAT32_MOST):
+            allowed = "a positive finite number of float32"
+            raise InvalidInputError.for_argument("scale", scale, allowed)
+        return float(scale)
     if scale.numel() == 1:
         return scale.to(x.device).reshape(())
     if x.dim() < 2 or scale.shape != x.shape[-2:-1]:

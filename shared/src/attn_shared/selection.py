@@ -80,13 +80,18 @@ class Policy:
         """Take "auto", in any case, for no name.
 
         Raises:
-            InvalidInputError: a library is preferred and avoided, or names are no tuple.
+            InvalidInputError: a library is preferred and avoided, a name is no string, or several
+                names are no tuple.
         """
+        for field_name in ("required", "backend", "source"):
+            name = getattr(self, field_name)
+            if not isinstance(name, str) and (name is not None or field_name == "source"):
+                raise InvalidInputError.for_argument(field_name, repr(name), "a string")
         if self.backend is not None and self.backend.lower() == "auto":
             object.__setattr__(self, "backend", None)
-        for field_name in ("prefer", "avoid"):
+        for field_name in ("prefer", "avoid", "measured", "remarks"):
             names = getattr(self, field_name)
-            if not isinstance(names, tuple):
+            if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
                 raise InvalidInputError.for_argument(field_name, repr(names), "a tuple of names")
         both = sorted(set(self.prefer) & set(self.avoid))
         if both:

@@ -9,7 +9,7 @@ import torch
 
 from attn_shared._plugins import BackendKind
 from attn_shared.backend import AttentionBackend
-from attn_shared.choice import SelectionCache, contender, select
+from attn_shared.choice import SelectionCache, check_asked, contender, select
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
     AttnError,
@@ -152,8 +152,9 @@ class Selector:
         Raises:
             AttnError: as `select`.
         """
-        policy = policy or Policy()
-        device = device or self._first_device()
+        policy = Policy() if policy is None else policy
+        device = self._first_device() if device is None else device
+        check_asked(request, device, policy)
         self._look_for(policy.named()[0], kind, device)
         known = self.inventory(device)
         found = self.cache.find(request, device, known, policy, self.registry, kind)

@@ -150,6 +150,8 @@ class _Taker:
             return None
         if isinstance(value, torch.Tensor):
             _check_length(name, len(value), self.num_rows)
+            if value.is_meta and self.device.type != "meta":
+                raise InvalidInputError.for_argument(name, "a meta tensor", "numbers")
             return to_device(value, self.device).to(dtype)
         if not isinstance(value, Sequence):
             return None if value == off else value
@@ -169,7 +171,7 @@ def _in_float32(value: float | torch.Tensor | None) -> float | torch.Tensor | No
     if isinstance(value, torch.Tensor):
         within = value.clamp(FLOAT32_LEAST, FLOAT32_MOST)
         return torch.where(value <= 0, 0.0, within).to(torch.float32)
-    return value if not value else min(max(value, FLOAT32_LEAST), FLOAT32_MOST)
+    return value if not value else float(min(max(value, FLOAT32_LEAST), FLOAT32_MOST))
 
 
 def _shape(logits: torch.Tensor) -> tuple[int, int]:
