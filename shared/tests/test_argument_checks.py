@@ -11,7 +11,7 @@ from attn_shared_fakes import GPU, request
 
 from attn_shared import batching, cascade, kv_write, local_attention, merge, quantization
 from attn_shared import context_parallel as ranks
-from attn_shared._argument_checks import require_count, require_kind
+from attn_shared.argument_checks import require_count, require_kind
 from attn_shared.choice import select
 from attn_shared.device import resolve_device
 from attn_shared.errors import AttnError, InvalidInputError, InvalidRequestError

@@ -10,7 +10,7 @@ import torch
 from hf_testing import greedy, logits, padding_mask, paged, tiny, token_ids
 from transformers import DeepseekV32Config
 
-from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.errors import InvalidInputError, UnknownNameError, UnsupportedOptionError
 from attn_transformers import PagedCache
 
 PROMPTS = token_ids(2, 9)
@@ -240,3 +240,34 @@ def test_layers_of_a_kind_that_is_not_kept() -> None:
         PagedCache(config)
     with pytest.raises(UnsupportedOptionError, match="indexer"):
         paged().update_indexer(torch.zeros(1, 3, 8), 0)
+
+
+@pytest.mark.parametrize("name", ["block_size", "max_blocks"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "x"])
+def test_what_is_no_count_is_refused_when_the_cache_is_made(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} is .*; allowed: an integer >= 1"):
+        PagedCache(**{name: value})
+
+
+def test_formats_and_configurations_that_are_none_are_refused_at_once() -> None:
+    with pytest.raises(UnknownNameError, match="unknown kv_cache_dtype 'int3'"):
+        PagedCache(kv_cache_dtype="int3")
+    with pytest.raises(InvalidInputError, match="config is a str; allowed: a model's config"):
+        PagedCache("llama")
+
+
+def test_rows_that_are_not_there_are_refused_and_nothing_changes() -> None:
+    model, cache = tiny("llama"), paged()
+    feed(model, cache, PROMPTS)
+    before = cache.usage()
+    wrong: list[Any] = [None, [0], torch.tensor([0, 2]), torch.tensor([0.5]), torch.ones(3).bool()]
+    for rows in wrong:
+        with pytest.raises(InvalidInputError, match="beam_idx is"):
+            cache.reorder_cache(rows)
+        with pytest.raises(InvalidInputError, match="indices is"):
+            cache.batch_select_indices(rows)
+    with pytest.raises(InvalidInputError, match="repeats is 0; allowed: an integer >= 1"):
+        cache.batch_repeat_interleave(0)
+    with pytest.raises(InvalidInputError, match="tokens_to_remove is a str; allowed: an int"):
+        cache.crop("x")  # type: ignore[arg-type]
+    assert (cache.get_seq_length(), cache.usage()) == (9, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from attn_shared._argument_checks import INT64_MOST
+from attn_shared.argument_checks import INT64_MOST
 from attn_shared.errors import InvalidRequestError, UnknownNameError
 
 __all__ = [

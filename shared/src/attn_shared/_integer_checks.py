@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from attn_shared._argument_checks import count_objection
+from attn_shared.argument_checks import count_objection
 from attn_shared.errors import MetadataError
 
 __all__ = ["check_batch_tensors", "check_count", "check_integers", "host_lens"]

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from attn_shared._argument_checks import require_count, require_kind
 from attn_shared._integer_checks import host_lens
+from attn_shared.argument_checks import require_count, require_kind
 from attn_shared.errors import InvalidInputError, MetadataError
 from attn_shared.metadata import CommonAttentionMetadata
 

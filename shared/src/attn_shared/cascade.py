@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from attn_shared._argument_checks import require_count, require_kind
 from attn_shared._integer_checks import check_integers, host_lens
+from attn_shared.argument_checks import require_count, require_kind
 from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_shared._argument_checks import require_kind
 from attn_shared._plugins import BackendKind
+from attn_shared.argument_checks import require_kind
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import (
     AttnError,

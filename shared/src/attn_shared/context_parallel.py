@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from attn_shared._argument_checks import (
+from attn_shared._integer_checks import check_batch_tensors, check_count
+from attn_shared.argument_checks import (
     count_objection,
     require_floats,
     require_list,
     require_tensor,
 )
-from attn_shared._integer_checks import check_batch_tensors, check_count
 from attn_shared.errors import (
     InvalidInputError,
     InvalidRequestError,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from attn_shared._argument_checks import require_floats, require_kind, require_tensor
 from attn_shared._integer_checks import check_batch_tensors, check_count
+from attn_shared.argument_checks import require_floats, require_kind, require_tensor
 from attn_shared.dtypes import KVQuantMode, dtype_name
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, KVViews, MLAAttentionSpec

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from attn_shared._argument_checks import require_count, require_kind
+from attn_shared.argument_checks import require_count, require_kind
 from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
 

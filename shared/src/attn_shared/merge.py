@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attn_shared._argument_checks import require_floats, require_list, require_tensor
 from attn_shared._overlap import is_self_overlapping, overlaps
+from attn_shared.argument_checks import require_floats, require_list, require_tensor
 from attn_shared.errors import InvalidInputError
 
 __all__ = ["check_merge", "merge_attn_states", "merge_many", "to_natural"]

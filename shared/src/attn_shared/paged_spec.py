@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from attn_shared._argument_checks import INT64_MOST
 from attn_shared._fields import require_positive
+from attn_shared.argument_checks import INT64_MOST
 from attn_shared.dtypes import KVQuantMode, dtype_name, kv_quant_mode, kv_storage_dtypes
 from attn_shared.errors import InvalidInputError, InvalidRequestError
 

@@ -13,8 +13,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from attn_shared._argument_checks import require_floats
 from attn_shared._fields import FLOAT32_LEAST, FLOAT32_MOST
+from attn_shared.argument_checks import require_floats
 from attn_shared.errors import InvalidInputError
 
 __all__ = [

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from attn_shared.argument_checks import require_count, require_kind, require_tensor
+from attn_shared.dtypes import parse_kv_cache_dtype
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
 from attn_shared.mla import MLAAttention
@@ -77,14 +79,19 @@ class PagedCache(Cache):  # type: ignore[misc]
             max_blocks: most blocks per kind of layers; None: as many as it takes.
 
         Raises:
+            InvalidInputError: a number is no count, or `config` is no configuration.
+            UnknownNameError: there is no such format.
             UnsupportedOptionError: the model has layers with a state that is not kept here.
         """
+        for name, count in (("block_size", block_size), ("max_blocks", max_blocks)):
+            if count is not None:
+                require_count(name, count)
         if config is None:
             super().__init__(layer_class_to_replicate=PagedLayer)
         else:
             super().__init__(layers=layers_of(config))
         self.block_size = block_size
-        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_cache_dtype = parse_kv_cache_dtype(kv_cache_dtype)
         self.max_blocks = max_blocks
         self._groups: dict[LayerKey, LayerGroup] = {}
         self._group_of: dict[int, LayerGroup] = {}
@@ -238,21 +245,34 @@ class PagedCache(Cache):  # type: ignore[misc]
         )
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Make row i what row beam_idx[i] was: (B,) integers."""
-        self._select(beam_idx.tolist())
+        """Make row i what row beam_idx[i] was: (B,) integers.
+
+        Raises:
+            InvalidInputError: it is no tensor, or names a row that is not there.
+        """
+        self._select(self._rows_in("beam_idx", beam_idx))
         for layer in self._other_layers():
             layer.reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row; full blocks are shared, not copied."""
+        """Repeat each row; full blocks are shared, not copied.
+
+        Raises:
+            InvalidInputError: `repeats` is no count.
+        """
+        require_count("repeats", repeats)
         size = self._num_rows()
         self._select([row for row in range(size) for _ in range(repeats)])
         for layer in self._other_layers():
             layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep rows: (N,) integers or (B,) bool."""
-        self._select(torch.arange(self._num_rows())[indices.cpu()].tolist())
+        """Keep rows: (N,) integers or (B,) bool.
+
+        Raises:
+            InvalidInputError: it is no such tensor, or names a row that is not there.
+        """
+        self._select(self._rows_in("indices", indices))
         for layer in self._other_layers():
             layer.batch_select_indices(indices)
 
@@ -266,9 +286,10 @@ class PagedCache(Cache):  # type: ignore[misc]
             InvalidInputError: a positive number, or more places than there are.
             UnsupportedOptionError: a window would show again what was given back.
         """
+        require_kind("tokens_to_remove", tokens_to_remove, int)
         if not 0 <= -tokens_to_remove <= self.get_seq_length():
             raise InvalidInputError.for_argument(
-                "tokens_to_remove", tokens_to_remove, f"-{self.get_seq_length()} to 0"
+                "tokens_to_remove", tokens_to_remove, f"{-self.get_seq_length()} to 0"
             )
         self._refuse_pending()
         for group in self._groups.values():
@@ -296,6 +317,17 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._refuse_pending()
         for group in self._groups.values():
             group.select(rows)
+
+    def _rows_in(self, name: str, rows: object) -> list[int]:
+        """Return the rows that a tensor of places or of bools names."""
+        require_tensor(name, rows)
+        places = torch.arange(self._num_rows())
+        try:
+            return list(places[torch.as_tensor(rows).cpu()].tolist())
+        except (IndexError, TypeError) as error:
+            raise InvalidInputError.for_argument(
+                name, rows, f"(N,) places below {len(places)}, or ({len(places)},) bool"
+            ) from error
 
     def _num_rows(self) -> int:
         sizes = [group.batch_size for group in self._groups.values() if group.batch_size]

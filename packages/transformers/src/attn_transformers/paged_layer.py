@@ -13,7 +13,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from attn_shared.errors import UnsupportedOptionError
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 
 __all__ = ["PagedLayer", "layers_of"]
 
@@ -62,8 +62,13 @@ def layers_of(config: Any) -> list[Any]:
     """Return a layer of the right kind for each layer of a model.
 
     Raises:
+        InvalidInputError: it is no configuration of a model.
         UnsupportedOptionError: a kind of layer whose state has no place here.
     """
+    if not hasattr(config, "get_text_config"):
+        raise InvalidInputError.for_argument(
+            "config", f"a {type(config).__name__}", "a model's configuration (`model.config`)"
+        )
     kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
     layers = []
     for kind, layer_options in zip(kinds, options, strict=True):
