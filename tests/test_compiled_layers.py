@@ -16,7 +16,7 @@ from attn_shared.metadata import CommonAttentionMetadata
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 64, 16
 TABLE = torch.tensor([[3, 1], [2, 5]], dtype=torch.int32)
 ON_CPU = ("TORCH_SDPA", "FLEX_ATTENTION", "CPU_ATTN")
-ON_CUDA = ("TORCH_SDPA", "FLASH_ATTN", "TRITON_ATTN")
+ON_CUDA = ("TORCH_SDPA", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
 
 Model = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

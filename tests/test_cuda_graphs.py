@@ -25,6 +25,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "cuda_graph_decode.
 HEADS, KV_HEADS, SIZE, BLOCK = 8, 2, 64, 16
 SIZES, LONGEST = (1, 2, 4), 96
 BLOCKS_EACH = LONGEST // BLOCK
+ON_CUDA = ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLASHINFER_TRTLLM")
 
 # Batches that grow and shrink, over sequences that grow and give way to new ones.
 STEPS = ([3], [17, 4], [18, 5, 90], [19, 6, 91, 1], [20, 7], [96, 33, 48, 16], [2], [21])
@@ -159,7 +160,7 @@ def test_the_example_runs(example: ModuleType, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
+@pytest.mark.parametrize("backend", ON_CUDA)
 @pytest.mark.parametrize("options", [{}, {"window": (20, 0)}], ids=["plain", "window"])
 def test_replays_answer_as_the_reference(
     example: ModuleType, backend: str, options: dict[str, Any]
@@ -185,7 +186,7 @@ def no_synchronisation() -> Iterator[None]:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
+@pytest.mark.parametrize("backend", ON_CUDA)
 def test_a_replayed_step_waits_for_nothing(example: ModuleType, backend: str) -> None:
     layer = layer_on("cuda", backend, dtype=torch.bfloat16)
     cache = filled_cache(layer)
@@ -199,7 +200,7 @@ def test_a_replayed_step_waits_for_nothing(example: ModuleType, backend: str) ->
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
+@pytest.mark.parametrize("backend", ON_CUDA)
 def test_replays_take_no_more_memory(example: ModuleType, backend: str) -> None:
     layer = layer_on("cuda", backend, dtype=torch.bfloat16)
     cache = filled_cache(layer)
