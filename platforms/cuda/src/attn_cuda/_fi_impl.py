@@ -11,7 +11,7 @@ from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import Call, plan_key
 from attn_cuda._fi_metadata import FlashInferMetadata
-from attn_cuda._fi_scales import Scales
+from attn_cuda._fi_scales import Scales, lift_of
 from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
 from attn_shared.backend import AttentionImpl, AttentionLayer
 from attn_shared.cache_views import Views
@@ -56,6 +56,7 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             self.write_kv = portable_for(loaded.device).write_kv
         self._is_head_major = self._key.layout is KVCacheLayout.HND
         self._scales = Scales(self.backend_name) if self._key.is_quantized else None
+        self._lift = (1.0, lift_of(self._key.scale, 1.0, self._key.dtype))  # k_scale, and its lift
         self._views = Views()
 
     @staticmethod
@@ -126,9 +127,15 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             k_scale=scales[0],
             v_scale=scales[1],
             q_scale=scales[2],
+            lift=self._lift_of(scales[0]),
             sinks=layer.sinks,
             cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
         )
+
+    def _lift_of(self, k_scale: float) -> float:
+        if k_scale != self._lift[0]:
+            self._lift = (k_scale, lift_of(self._key.scale, k_scale, self._key.dtype))
+        return self._lift[1]
 
     def check_metadata(self, metadata: FlashInferMetadata) -> None:
         """Refuse another backend's metadata, and a step that was planned for another layer."""

@@ -125,6 +125,8 @@ class Call:
         fresh: this step's keys and values (T, Hkv, D), where the call brings them.
         k_scale, v_scale: of a quantised cache.
         q_scale: of a query that is quantised beside it.
+        lift: a power of two by which planned kernels get a smaller query and a larger `k_scale`;
+            1.0 where the factor of their logits is large enough as it is.
         cache_scales: block scales of a cache of 4 bits, in its order; None for every other.
         sinks: (Hq,) float32, or None.
     """
@@ -138,4 +140,5 @@ class Call:
     v_scale: float
     sinks: Tensor | None
     q_scale: float = 1.0
+    lift: float = 1.0
     cache_scales: tuple[Tensor, Tensor] | None = None

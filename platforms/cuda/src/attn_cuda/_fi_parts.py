@@ -65,13 +65,16 @@ class PlannedPart:
             return
         planner = self.lease.planner
         options: dict[str, Any] = {}
-        if call.k_scale != 1.0 or call.v_scale != 1.0:
-            options = {"k_scale": call.k_scale, "v_scale": call.v_scale}
+        query, k_scale = rows_of(call.query, self.first, self.last), call.k_scale
+        if call.lift != 1.0:
+            query, k_scale = query * call.lift, k_scale / call.lift
+        if k_scale != 1.0 or call.v_scale != 1.0:
+            options = {"k_scale": k_scale, "v_scale": call.v_scale}
         if call.lse is not None:
             options |= planner.run_options
         output = rows_of(call.output, self.first, self.last)
         found = planner.wrapper.run(
-            q=rows_of(call.query, self.first, self.last),
+            q=query,
             paged_kv_cache=call.cache,
             out=output,
             return_lse=call.lse is not None,
@@ -92,7 +95,8 @@ class FreshPart:
     Attributes:
         lease: the ragged wrapper, planned.
         first, last: rows of the step, the last excluded.
-        paged: makes the part over pages, for a layer whose call brings no keys.
+        paged: makes the part over pages, for a layer whose call brings no keys, or whose logits'
+            factor must be lifted, which the ragged wrapper takes no number for.
     """
 
     lease: Lease
@@ -102,7 +106,7 @@ class FreshPart:
 
     def run(self, call: Call) -> None:
         """Run the wrapper."""
-        if call.fresh is None:
+        if call.fresh is None or call.lift != 1.0:
             self.paged().run(call)
             return
         planner = self.lease.planner
@@ -139,7 +143,7 @@ class CascadePart:
     def run(self, call: Call) -> None:
         """Run the levels and merge them."""
         output = rows_of(call.output, 0, self.num_tokens)
-        is_plain = call.lse is None and call.k_scale == call.v_scale == 1.0
+        is_plain = call.lse is None and call.k_scale == call.v_scale == call.lift == 1.0
         if self.lease is not None and is_plain:
             query = rows_of(call.query, 0, self.num_tokens)
             wrapper = self.lease.planner.wrapper

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.impl import AttentionLayer
 
-__all__ = ["Scales"]
+__all__ = ["Scales", "lift_of"]
+
+_LEAST_EXPONENT = -8  # of the logits' factor: hidden logits are then 195 below 0
+_USUAL_EXPONENT = -4  # of that of heads of 128 without scales
+_LEAST_IN_FLOAT16 = 2.0**-12  # below, a query would lose more than its own rounding
+
+
+def lift_of(scale: float, k_scale: float, dtype: torch.dtype) -> float:
+    """Return the power of two that leaves the query and joins the factor of the logits.
+
+    The kernels "fa2" and "fa3" hide a logit by -50000, before they multiply by scale * k_scale, so
+    that by a small factor what is hidden counts: at 2e-6, that of an e5m2 cache whose scale is
+    2^-16, each hidden key weighs e^-0.1 (met on an H200). By a power of two the product stays the
+    same to the last bit.
+
+    Args:
+        scale: of the layer's logits, positive.
+        k_scale: of the stored keys.
+        dtype: of the query.
+
+    Raises:
+        UnsupportedOptionError: a float16 query would have to be so small that it loses digits.
+    """
+    exponent = math.frexp(scale * k_scale)[1] - 1
+    if exponent >= _LEAST_EXPONENT:
+        return 1.0
+    lift = 2.0 ** (exponent - _USUAL_EXPONENT)
+    if dtype is torch.float16 and lift < _LEAST_IN_FLOAT16:
+        least = _LEAST_IN_FLOAT16 * 2.0**_USUAL_EXPONENT / scale
+        raise UnsupportedOptionError(
+            f"layer.k_scale={k_scale} with scale={scale} in torch.float16 is not served: "
+            f"FlashInfer's kernels hide logits by -50000; allowed: k_scale from {least:.1e}.",
+            hint="take a layer in bfloat16, or a cache whose scale is larger.",
+        )
+    return lift
 
 
 class Scales:

@@ -51,6 +51,8 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
         facts = self._loaded.device
         self._decode_kernels = kernels_of(facts, DECODE) if self._may(DECODE) else None
         self._prefill_kernels = kernels_of(facts, PREFILL) if self._may(PREFILL) else None
+        if self._decode_kernels == "xqa" and not self._has_pages_of_whole_heads():
+            self._decode_kernels = None
         if self._decode_kernels == "trtllm-gen":
             self.reorder_batch_threshold = 1 + config.num_spec_tokens
         self._kept: dict[str, Tensor] = {}
@@ -66,6 +68,17 @@ class FlashInferTrtllmMetadataBuilder(FlashInferMetadataBuilder):
             force=True,
         )
         return use_trtllm(case, self._loaded.device)
+
+    def _has_pages_of_whole_heads(self) -> bool:
+        """Whether the distance of two pages is a number of heads, in which XQA counts it.
+
+        It rounds others down, and takes gaps for keys (met on an H200): FLASHINFER's decode reads
+        these.
+        """
+        cache, key = self.kv_cache_spec, self._key
+        if not isinstance(cache, AttentionSpec):
+            return False
+        return cache.page_size_bytes % (key.head_size * key.kv_dtype.itemsize) == 0
 
     @staticmethod
     def _capability_of(loaded: _fi_loaded.Loaded) -> Capability:

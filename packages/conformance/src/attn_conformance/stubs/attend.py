@@ -140,6 +140,27 @@ class KernelCall:
             sinks=self.sinks,
         )
 
+    def check_hidden(self, name: str, result: ReferenceResult, logit: float) -> None:
+        """Refuse a call whose hidden logits would count, since they are finite before the scale.
+
+        Args:
+            name: of the call.
+            result: the exact answer.
+            logit: what the kernel writes for a hidden one, before it multiplies by the scale.
+
+        Raises:
+            NotComputedError: its weight beside a row's keys is more than e^-20.
+        """
+        lse = result.lse[result.lse.isfinite()]
+        if self.softcap is not None or not lse.numel():
+            return  # capped logits are hidden by -cap * |logit|
+        factor = self.scale * float(torch.as_tensor(self.descales[1]).min())
+        least = float(lse.min())
+        if logit * factor > least - 20:
+            raise NotComputedError(
+                f"{name}: hidden logits are {logit * factor:.3g}, and an LSE is {least:.3g}"
+            )
+
     def lse(self, result: ReferenceResult, form: LseForm) -> Tensor:
         """Return the LSE of a result as a kernel writes it, float32."""
         lse = result.lse

@@ -183,7 +183,10 @@ class Plan:
         call = self._kernel_call(arguments)
         check_kernel_call(name, call, self.wrapper.limits)
         self._check_plan(call)
-        return call, call.attend()
+        result = call.attend()
+        if self.arguments.get("use_tensor_cores", True):  # plain decode scales before it hides
+            call.check_hidden(name, result, _HIDDEN)
+        return call, result
 
     def _kernel_call(self, arguments: Arguments) -> KernelCall:
         planned, query = self.arguments, arguments["q"]
@@ -267,6 +270,7 @@ class Plan:
 
 
 _ROUNDED = 2.0**-10  # of an LSE whose weights were rounded to 8 bits
+_HIDDEN = -5e4  # a logit that a mask hides, before it is scaled
 
 _PLANNED = frozenset(
     {"causal", "is_causal", "sm_scale", "window_left", "logits_soft_cap", "head_dim_vo"}

@@ -99,6 +99,9 @@ class TrtllmCall:
         scratch = arguments["workspace_buffer"]
         refuse_unless(scratch.numel() > _XQA_SEMAPHORES, name, "the workspace holds no scratch")
         refuse_unless(not bool(scratch[:4096].any()), name, "semaphores are not zero")
+        for part in arguments["kv_cache"]:
+            words = f"pages are {part.stride(0)} elements apart, no number of heads"
+            refuse_unless(part.stride(0) % part.shape[-1] == 0, name, words)
         if arguments["q_len_per_req"] != 1:
             raise NotComputedError(f"{name}: q_len_per_req with xqa is not computed")
 
