@@ -147,8 +147,8 @@ def test_what_it_cannot_do_goes_to_torch_and_says_why(asked: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("h200", VerdictStatus.ELIGIBLE),
-        ("a100", VerdictStatus.ELIGIBLE),
+        ("h200", VerdictStatus.CHOSEN),
+        ("a100", VerdictStatus.CHOSEN),
         ("t4", VerdictStatus.REJECTED),
     ],
 )
@@ -156,12 +156,9 @@ def test_devices(name: str, status: VerdictStatus) -> None:
     selection = sampler_selection(SamplerRequest(top_k=True), preset(name))
     verdict = selection.verdict("FLASHINFER")
     assert verdict.status is status
-    if status is VerdictStatus.ELIGIBLE:
-        assert verdict.summary().startswith("taken by name only: not run on hardware")
-        named = sampler_selection(
-            SamplerRequest(top_k=True), preset(name), Policy(backend="FLASHINFER")
-        )
-        assert named.chosen == "FLASHINFER"
+    assert selection.chosen == ("FLASHINFER" if status is VerdictStatus.CHOSEN else "TORCH")
+    if status is VerdictStatus.CHOSEN:
+        assert "measured on an H200" in verdict.summary()
 
 
 def test_a_release_without_a_call_is_too_old() -> None:
