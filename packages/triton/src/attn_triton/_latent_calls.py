@@ -57,6 +57,9 @@ class LatentCalls:
         dims = spec.mla or MLADims()
         self._widths = (dims.kv_lora_rank, dims.qk_rope_head_dim)
         size = spec.dtype.itemsize
+        # The kernels mask before they scale: a factor that is not above 0 goes to the query.
+        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        self._scale = (abs(spec.scale) or 1.0) * _LOG2E
         self._padded = LatentWidths(
             latent=self._widths[0], rope=self._widths[1], element_bytes=size, cache_bytes=size
         ).padded
@@ -82,6 +85,8 @@ class LatentCalls:
             kv_cache: (blocks, page, latent + rope).
             step: of the batch.
         """
+        if self._sign <= 0:
+            query = query * self._sign
         cache = self._caches.read(kv_cache)
         tile = step.grid.tile
         route, tiles = cache.chosen.get(tile) or self._choose(cache, kv_cache, tile)
@@ -101,7 +106,7 @@ class LatentCalls:
             programs = self._programs[key] = self._make(key)
         scale, cache_scale = _scale_of(layer.k_scale, query.device)
         lse_stride = 0 if lse is None else lse.stride(0)
-        numbers = (*step.decode.numbers, lse_stride, self._spec.scale * _LOG2E, cache_scale)
+        numbers = (*step.decode.numbers, lse_stride, self._scale, cache_scale)
         tensors = (query, kv_cache, *tiles, output, lse, *step.decode.tensors, scale)
         programs.decode(step.decode.grid, tensors, numbers)
         if step.combine is not None:

@@ -21,6 +21,7 @@ arguments and constants, the architecture, and options; its lists of files hold 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib
 import json
@@ -94,7 +95,8 @@ def compile_lines(
 
     Args:
         lines: of kernels, as `TritonCompiler.write` writes them.
-        arch: such as "sm_90" or "gfx942"; None: that of the current device.
+        arch: such as "sm_90" or "gfx942"; None: that of the current device, for which the C code
+            that launches each kernel is compiled as well (Triton 3.6; it needs the driver).
         jobs: processes; by default as many as there are cores.
 
     Raises:
@@ -104,10 +106,10 @@ def compile_lines(
         raise InvalidInputError.for_argument("jobs", jobs, "at least 1")
     if not lines:
         return []
-    arch = arch or _current_arch()
+    compile_one = functools.partial(_problem, arch=arch or _current_arch(), is_here=arch is None)
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs or os.cpu_count(), context) as pool:
-        found = pool.map(_problem, lines, [arch] * len(lines))
+        found = pool.map(compile_one, lines)
         return [problem for problem in found if problem]
 
 
@@ -117,9 +119,9 @@ def _current_arch() -> str:
     return current_arch()
 
 
-def _problem(line: str, arch: str) -> str:
+def _problem(line: str, arch: str, is_here: bool) -> str:
     """Compile a kernel; return why that failed, or ""."""
-    from attn_triton.kernels.compiling import Kind, compile_kernel, target_of
+    from attn_triton.kernels.compiling import Kind, compile_kernel, make_launcher, target_of
 
     parts = json.loads(line)
     module, _, name = parts["kernel"].partition(":")
@@ -127,7 +129,9 @@ def _problem(line: str, arch: str) -> str:
         kernel = getattr(importlib.import_module(module), name)
         kinds = {key: Kind(*kind) for key, kind in parts["kinds"].items()}
         target, options = target_of(arch), parts["options"]
-        compile_kernel(kernel, kinds, parts["constants"], target=target, options=options)
+        made = compile_kernel(kernel, kinds, parts["constants"], target=target, options=options)
+        if is_here:
+            make_launcher(made)
     except Exception as error:  # noqa: BLE001  whatever the compiler says is the result
         return f"{name} for {arch}: {own_words(error)}"
     return ""

@@ -178,7 +178,7 @@ def _widths(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 def _scales(depth: Depth, fit: Fit) -> Iterator[Case]:
     n = fit.block_size
-    for scale in (0.05, 0.4, 1.0):
+    for scale in (0.05, 0.4, 1.0, -0.4, 0.0):
         yield fit.mla_case(f"{scale}", (1, 1, 20), (2 * n + 1, n, 20 + n), scale=scale)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "has_gluon",
     "is_interpreted",
     "kind_of",
+    "make_launcher",
     "target_of",
     "type_names",
 ]
@@ -140,9 +141,16 @@ def compile_kernel(
         signature[name] = kinds[name].type_name if name in kinds else "constexpr"
         if signature[name] == "constexpr":
             values[(places[name],)] = constants.get(name)
-    attributes = {(places[name],): _ALIGNED for name, kind in kinds.items() if kind.is_aligned}
+    # In the kernel's order, for the cache's key has them in the order in which they are given.
+    aligned = [name for name in kernel.arg_names if name in kinds and kinds[name].is_aligned]
+    attributes = {(places[name],): _ALIGNED for name in aligned}
     source = _source(kernel)(kernel, signature, values, attributes)
     return triton.compile(source, target=target, options=dict(options))
+
+
+def make_launcher(compiled: CompiledKernel) -> None:
+    """Have Triton compile what launches a kernel, for which it makes no context of a device."""
+    driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _source(kernel: Any) -> Any:
