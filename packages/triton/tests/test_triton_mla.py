@@ -206,7 +206,7 @@ def test_metadata_of_another_backend_is_refused() -> None:
         num_tokens=1, num_decode_tokens=1, num_decodes=1, decode=object()
     )
     arguments: tuple[Any, ...] = (Layer(), call.queries[:1], call.cache, metadata)
-    with pytest.raises(InvalidInputError, match="TRITON_MLA"):
+    with pytest.raises(InvalidInputError, match="TritonMLADecode"):
         call.impl.forward_mqa(*arguments)
 
 
