@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from differences import Difference, Rule
+from differences import Difference, Rule, compare_reasons
 from recorded import CODES, Row, device_of, policy_of, rows
 
 if TYPE_CHECKING:
@@ -50,17 +50,7 @@ def _reasons(row: Row, ours: Selection | None, name: str, codes: list[str]) -> I
         return
     here = {reason.code for reason in verdict.reasons}
     there = {CODES.get(code, code) for code in codes}
-    for side, found in (("here", here - there), ("there", there - here)):
-        for code in sorted(found):
-            yield Difference(
-                file=_FILE,
-                row=row,
-                subject=name,
-                code=code,
-                side=side,
-                here=sorted(here),
-                there=sorted(there),
-            )
+    yield from compare_reasons(row, _FILE, name, here, there)
 
 
 def _answer(row: Row) -> Selection | None:

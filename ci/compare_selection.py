@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from differences import Difference
+from differences import Difference, compare_reasons
 from recorded import CODES, NO_MODEL, Row, answer, device_of, policy_of, request_of, rows
 
 if TYPE_CHECKING:
@@ -43,21 +43,7 @@ def _reasons(row: Row, ours: Selection) -> Iterator[Difference]:
             continue
         there = {CODES.get(code, code) for code in codes}
         here = {reason.code for reason in verdict.reasons}
-        yield from _sides(row, DECISIONS, name, here, there)
-
-
-def _sides(row: Row, file: str, name: str, here: set[str], there: set[str]) -> Iterator[Difference]:
-    for side, codes in (("here", here - there), ("there", there - here)):
-        for code in sorted(codes):
-            yield Difference(
-                file=file,
-                row=row,
-                subject=name,
-                code=code,
-                side=side,
-                here=sorted(here),
-                there=sorted(there),
-            )
+        yield from compare_reasons(row, DECISIONS, name, here, there)
 
 
 def _recorded_verdicts(row: Row) -> dict[str, list[str]]:
@@ -188,7 +174,9 @@ def _forced(row: Row, name: str, request: AttentionRequest) -> Iterator[Differen
         return
     if row.get("error") in (None, "forced_backend_rejected"):
         codes = {c for reasons in row["rejected"].values() for c in reasons}
-        yield from _sides(row, FORCED, name, here, {CODES.get(code, code) for code in codes})
+        yield from compare_reasons(
+            row, FORCED, name, here, {CODES.get(code, code) for code in codes}
+        )
         return
     yield Difference(
         file=FORCED,

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Difference", "Explained", "Rule", "explain"]
+__all__ = [
+    "SELECTIONS",
+    "Difference",
+    "Explained",
+    "Rule",
+    "Test",
+    "compare_reasons",
+    "explain",
+    "selection_rule",
+]
+
+SELECTIONS = ("decisions", "forced")
+"""Files of recorded selections, automatic and by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,40 @@ class Rule:
     reason: str
     evidence: str
     explains: Callable[[Difference], bool]
+
+
+Test = Callable[[Difference], bool]
+"""Whether a rule accounts for a difference."""
+
+
+def selection_rule(name: str, explains: Test, *, reason: str, evidence: str) -> Rule:
+    """Return a rule about recorded selections."""
+    return Rule(name=name, files=SELECTIONS, reason=reason, evidence=evidence, explains=explains)
+
+
+def compare_reasons(
+    row: Mapping[str, Any], file: str, name: str, here: set[str], there: set[str]
+) -> Iterator[Difference]:
+    """Yield each reason against a backend that one side alone has.
+
+    Args:
+        row: the recorded row.
+        file: whose row it is.
+        name: the backend.
+        here: codes of attn's reasons.
+        there: recorded ones, by attn's codes.
+    """
+    for side, codes in (("here", here - there), ("there", there - here)):
+        for code in sorted(codes):
+            yield Difference(
+                file=file,
+                row=row,
+                subject=name,
+                code=code,
+                side=side,
+                here=sorted(here),
+                there=sorted(there),
+            )
 
 
 @dataclass(kw_only=True)

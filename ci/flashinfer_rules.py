@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from differences import Difference, Rule
+from differences import Difference, Rule, selection_rule
 
 __all__ = ["flashinfer_rules"]
 
-_FILES = ("decisions", "forced")
 _OWN, _TRTLLM = "FLASHINFER", "FLASHINFER_TRTLLM"
 
 
@@ -24,9 +23,8 @@ def _has_trtllm_alone(d: Difference) -> bool:
 
 def flashinfer_rules() -> Iterator[Rule]:
     """The rules."""
-    yield Rule(
-        name="trtllm-gen is a backend of its own",
-        files=_FILES,
+    yield selection_rule(
+        "trtllm-gen is a backend of its own",
         reason="The recorded class decides within one name whose kernels run, batch by batch; here "
         "FLASHINFER_TRTLLM says what trtllm-gen has (sinks, a cache of 4 bits, pages of 128 to "
         "1024) and FLASHINFER what its own kernels have, and on Blackwell the first stands first.",
@@ -37,9 +35,8 @@ def flashinfer_rules() -> Iterator[Rule]:
             or (d.subject == "order" and d.here == _TRTLLM and d.row["chosen"] == _OWN)
         ),
     )
-    yield Rule(
-        name="kernels are chosen by the name of their backend, not by a switch",
-        files=_FILES,
+    yield selection_rule(
+        "kernels are chosen by the name of their backend, not by a switch",
         reason="There trtllm-gen is switched off beside the choice of a backend; here whoever does "
         "not want it names another backend.",
         evidence="pytorch#166962: two systems of switches disagree; `--backend FLASHINFER`",
@@ -49,9 +46,8 @@ def flashinfer_rules() -> Iterator[Rule]:
             and d.config.get("use_trtllm_attention") is False
         ),
     )
-    yield Rule(
-        name="FLASHINFER's heads are 64, 128 and 256 wide",
-        files=_FILES,
+    yield selection_rule(
+        "FLASHINFER's heads are 64, 128 and 256 wide",
         reason="Its kernels for Hopper end at 256, and 512 has never been run here.",
         evidence="flashinfer 0.6.13: the fa3 kernels' dispatch; flashinfer#1048: a width outside "
         "the table compiles and then fails",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from differences import Difference, Rule
+from differences import Difference, Rule, selection_rule
 
 __all__ = ["mla_rules"]
 
-FILES = ("decisions", "forced")
 VENDORS = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "ROCM_AITER_MLA")
 FACTS = "vLLM 0.25.1's own classes, run with a mocked device"
 FP8 = ("fp8", "fp8_e4m3")
-
-Test = Callable[[Difference], bool]
 
 
 def mla_rules() -> Iterator[Rule]:
@@ -24,17 +21,13 @@ def mla_rules() -> Iterator[Rule]:
     yield from _blocks()
 
 
-def _rule(name: str, explains: Test, *, reason: str, evidence: str) -> Rule:
-    return Rule(name=name, files=FILES, reason=reason, evidence=evidence, explains=explains)
-
-
 def _major(d: Difference) -> int:
     """The major of an NVIDIA architecture; 0 elsewhere."""
     return int(d.row["arch"].split(".")[0]) if d.row["platform"] == "cuda" else 0
 
 
 def _order() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "many heads are decoded by FLASHMLA on Hopper",
         lambda d: d.subject == "order" and (d.here, d.there) == ("FLASHMLA", "FLASH_ATTN_MLA"),
         reason="From 64 heads on they fill its tiles: with 128 it takes 0.81 to 0.91 of "
@@ -44,7 +37,7 @@ def _order() -> Iterator[Rule]:
 
 
 def _devices() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "FLASHINFER_MLA serves Hopper as well",
         lambda d: (
             d.subject == "FLASHINFER_MLA" and _major(d) == 9 and (d.code, d.side) == _NOT_THERE
@@ -52,7 +45,7 @@ def _devices() -> Iterator[Rule]:
         reason="FlashInfer has kernels over latents for Hopper, which v0.25.1 never offers there.",
         evidence="BatchMLAPagedAttentionWrapper with backend fa3; `attn verify FLASHINFER_MLA`",
     )
-    yield _rule(
+    yield selection_rule(
         "FLASHMLA's dense decode is for Hopper",
         lambda d: (
             d.subject == "FLASHMLA"
@@ -63,7 +56,7 @@ def _devices() -> Iterator[Rule]:
         "device is the one reason.",
         evidence="the library's own words: dense decode is only supported on SM90a",
     )
-    yield _rule(
+    yield selection_rule(
         "FLASH_ATTN_MLA is told by device and build",
         lambda d: d.subject == "FLASH_ATTN_MLA" and d.code == "combo:fa3_mla_unavailable",
         reason="Where the device is not Hopper that is the reason, and where it is the build is "
@@ -71,7 +64,7 @@ def _devices() -> Iterator[Rule]:
         evidence="vllm#40677: a refusal names the value and what is allowed",
     )
 
-    yield _rule(
+    yield selection_rule(
         "AITER decodes latents on gfx942 and gfx950",
         lambda d: (
             d.subject == "ROCM_AITER_MLA"
@@ -82,7 +75,7 @@ def _devices() -> Iterator[Rule]:
         "machine code.",
         evidence="aiter/jit/core.py and hsa/ of ROCm/aiter at e4048607a5",
     )
-    yield _rule(
+    yield selection_rule(
         "a named backend over latents is answered by its own capability",
         lambda d: (
             d.subject in VENDORS
@@ -98,7 +91,7 @@ _NOT_THERE = ("device", "there")
 
 
 def _kernels() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "widths of latents have one code",
         lambda d: (
             d.subject == "FLASHINFER_MLA"
@@ -108,7 +101,7 @@ def _kernels() -> Iterator[Rule]:
         "read that width.",
         evidence=f"{FACTS}: qk_nope_head_dim of 64, 128 or 192",
     )
-    yield _rule(
+    yield selection_rule(
         "kernels over latents of 512 beside 64 take no others",
         lambda d: (
             d.subject in ("FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "ROCM_AITER_MLA")
@@ -119,7 +112,7 @@ def _kernels() -> Iterator[Rule]:
         "then refuses them; trtllm-gen has kernels for both.",
         evidence="the libraries' own checks: head_size_v of 512 alone, D_latent of 512",
     )
-    yield _rule(
+    yield selection_rule(
         "trtllm-gen's decode over latents returns bfloat16",
         lambda d: (
             d.subject == "FLASHINFER_MLA"
@@ -130,7 +123,7 @@ def _kernels() -> Iterator[Rule]:
         reason="A float16 layer would get an output of another dtype than its own.",
         evidence="the library's own check of `out`, which is bfloat16",
     )
-    yield _rule(
+    yield selection_rule(
         "an fp8 cache of latents is read by who scales it",
         lambda d: (
             d.subject in ("CUTLASS_MLA", "FLASHINFER_MLA")
@@ -145,7 +138,7 @@ def _kernels() -> Iterator[Rule]:
 
 
 def _blocks() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "sparse attention has no blocks to compare",
         lambda d: (
             d.subject in VENDORS
@@ -155,7 +148,7 @@ def _blocks() -> Iterator[Rule]:
         reason="An encoder has no cache, and so no block size, whatever else stands in its way.",
         evidence="the contract: ENCODER and ENCODER_ONLY have no cache",
     )
-    yield _rule(
+    yield selection_rule(
         "FLASHINFER_MLA's kernels for Hopper take blocks of 16 x n",
         lambda d: (
             d.subject == "FLASHINFER_MLA"

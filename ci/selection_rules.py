@@ -5,9 +5,9 @@ A rule says which differences it accounts for by what was asked and where, never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from differences import Difference, Rule
+from differences import Difference, Rule, Test, selection_rule
 from flashinfer_rules import flashinfer_rules
 from mla_rules import mla_rules
 from rocm_rules import rocm_rules
@@ -15,14 +15,11 @@ from triton_mla_rules import triton_mla_rules
 
 __all__ = ["selection_rules"]
 
-FILES = ("decisions", "forced")
 ENCODERS = ("encoder", "encoder_only")
 SIXTEEN = ("float16", "bfloat16")
 E4M3 = ("fp8", "fp8_e4m3")
 WITHOUT_E4M3 = ("gfx90a", "gfx1100")
 FACTS = "vLLM 0.25.1's own classes, run with a mocked device"
-
-Test = Callable[[Difference], bool]
 
 
 def selection_rules() -> list[Rule]:
@@ -44,10 +41,6 @@ def selection_rules() -> list[Rule]:
         *_named(),
         *_orders(),
     ]
-
-
-def _rule(name: str, explains: Test, *, reason: str, evidence: str) -> Rule:
-    return Rule(name=name, files=FILES, reason=reason, evidence=evidence, explains=explains)
 
 
 def _refuses(subjects: tuple[str, ...], code: str, side: str, asked: Test) -> Test:
@@ -82,7 +75,7 @@ def _missing() -> Iterator[Rule]:
         if name in provided or name in ("FLASHINFER_TRTLLM", "IPEX", "TORCH_MLA", "CPU_MLA"):
             continue  # nobody else has these
         words = PLACEHOLDERS.get(name, f"{known.kernels}; {known.plan}")
-        yield _rule(
+        yield selection_rule(
             f"not provided: {name}" if name in PLACEHOLDERS else f"not provided yet: {name}",
             _refuses(("missing",), name, "there", lambda d: True),
             reason=f"{words}.",
@@ -91,7 +84,7 @@ def _missing() -> Iterator[Rule]:
 
 
 def _requests() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "latents of no width describe no model",
         lambda d: d.subject == "request" and d.config["use_mla"],
         reason="A latent is the cache entry less its rope part of 64; the recorded selector is "
@@ -109,7 +102,7 @@ FLASH_ATTN = ("FLASH_ATTN", "FLASH_ATTN_DIFFKV")
 def _flash_attn() -> Iterator[Rule]:
     """What its kernels have or lack."""
     names = FLASH_ATTN
-    yield _rule(
+    yield selection_rule(
         "FlashAttention has no kernels for heads of 512, nor with sinks for some on Blackwell",
         lambda d: (
             d.subject in names
@@ -124,14 +117,14 @@ def _flash_attn() -> Iterator[Rule]:
         "192 with values of 128 alone, and reads 16 elements at a time.",
         evidence="vllm#42569, vllm#53111; kernels of flash-attn, flash-attn-3 and flash-attn-4",
     )
-    yield _rule(
+    yield selection_rule(
         "FLASH_ATTN takes no multimodal ranges",
         _refuses(names, "mm_prefix", "here", lambda d: d.config["use_mm_prefix"]),
         reason="Ranges need a mask function compiled into FlashAttention 4; TRITON_ATTN has them "
         "in its kernels.",
         evidence=f"{FACTS}: served only where version 4 resolves for the head size",
     )
-    yield _rule(
+    yield selection_rule(
         "scales per head are of fp8 caches, which FlashAttention 3 alone reads",
         _refuses(names, "per_head_quant_scales", "here", lambda d: _major(d) in (10, 11)),
         reason="The recorded class admits the scales from version 3 on, and refuses the cache that "
@@ -143,7 +136,7 @@ def _flash_attn() -> Iterator[Rule]:
 def _flash_attn_builds() -> Iterator[Rule]:
     """What its builds have limits for, and how that is told."""
     names = FLASH_ATTN
-    yield _rule(
+    yield selection_rule(
         "FlashAttention 3's fp8 kernels return bfloat16, and read 16 elements at a time",
         lambda d: (
             d.subject in names
@@ -160,7 +153,7 @@ def _flash_attn_builds() -> Iterator[Rule]:
         "with sinks beside an fp8 cache has them for up to 64 heads.",
         evidence="the kernel's constraint, in the checks of its own call",
     )
-    yield _rule(
+    yield selection_rule(
         "a batch-invariant FlashAttention has limits of its own, told as such",
         lambda d: (
             d.subject in names
@@ -177,14 +170,14 @@ def _flash_attn_builds() -> Iterator[Rule]:
         "3 chooses its loads by the longest query where pages are whole tiles.",
         evidence="vllm#13766: say what was asked, what was resolved and why",
     )
-    yield _rule(
+    yield selection_rule(
         "FLASH_ATTN_DIFFKV is for heads of unequal widths",
         _refuses(("FLASH_ATTN_DIFFKV",), "head_size_v", "here", lambda d: True),
         reason="FLASH_ATTN serves equal widths from the same kernels, in a cache of the common "
         "form; one of the two names is enough.",
         evidence="the cache form (blocks, tokens, heads, D + Dv) is that of unequal widths",
     )
-    yield _rule(
+    yield selection_rule(
         "a named FlashAttention that cannot serve is told as such",
         lambda d: (
             d.subject in names
@@ -216,39 +209,39 @@ _OF_A_NAMED_ONE = (
 
 def _triton() -> Iterator[Rule]:
     names = ("TRITON_ATTN",)
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN begins with NVIDIA's 8.0",
         _refuses(names, "device", "here", lambda d: 0 < _major(d) < 8),
         reason="Triton's own floor: 7.5 is untested there and has no bfloat16.",
         evidence="Triton 3: supported NVIDIA architectures begin with 8.0",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN reads e4m3 where Triton's compiler has it",
         _refuses(names, "fp8_on_device", "here", _lacks_e4m3),
         reason="The recorded selector chooses it, and its constructor then refuses the cache.",
         evidence="constructor of the recorded class (fp8 from 8.9 on); vllm#13730, vllm#14221",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN reads no e4m3 on Intel GPUs",
         _refuses(names, "fp8_on_device", "here", lambda d: d.row["platform"] == "xpu"),
         reason="Its kernels read the flavour of the architecture's matrix hardware, and Intel's "
         "up to Xe3 have none; attn's machine refuses such a cache there.",
         evidence="lacking_fp8 and machine.require_readable of attn_triton",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN's tiles end at heads of 512",
         _refuses(names, "head_size", "here", lambda d: d.config["head_size"] > 512),
         reason="A head is one tile wide; the recorded class declares no limit.",
         evidence="the kernel's constraint, MAX_HEAD_SIZE of attn_triton",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN's tiles must fit the shared memory of the device",
         _refuses(names, "shared_memory", "here", lambda d: _head_bytes(d) >= 768),
         reason="Its smallest tiles of such heads need more than one program can have, and the "
         "launch would fail.",
         evidence="bytes of the kernel's tiles beside the architecture's limit; gfx1201 has 65,536",
     )
-    yield _rule(
+    yield selection_rule(
         "multimodal ranges are a decoder's",
         _refuses(
             ("TRITON_ATTN", "CPU_ATTN"),
@@ -260,7 +253,7 @@ def _triton() -> Iterator[Rule]:
         "model that asks for both is misread.",
         evidence="the contract of multimodal prefixes",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN scales fp8 caches per head",
         _refuses(
             names,
@@ -271,7 +264,7 @@ def _triton() -> Iterator[Rule]:
         reason="attn's kernels read a scale per head; the recorded ones one per tensor.",
         evidence="`attn verify TRITON_ATTN`",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN and FLEX_ATTENTION take blocks of any size",
         _refuses(
             ("TRITON_ATTN", "FLEX_ATTENTION"),
@@ -302,13 +295,13 @@ def _head_bytes(d: Difference) -> int:
 
 def _flex() -> Iterator[Rule]:
     names = ("FLEX_ATTENTION",)
-    yield _rule(
+    yield selection_rule(
         "FLEX_ATTENTION has sinks",
         _refuses(names, "sink", "there", lambda d: d.config["has_sink"]),
         reason="A sink shrinks the output by what the LSE says; attn does so behind the kernel.",
         evidence="`attn verify FLEX_ATTENTION`",
     )
-    yield _rule(
+    yield selection_rule(
         "FLEX_ATTENTION serves encoders and cross-attention",
         _refuses(
             names,
@@ -319,20 +312,20 @@ def _flex() -> Iterator[Rule]:
         reason="Its mask says who sees whom, and the lengths may differ.",
         evidence="`attn verify FLEX_ATTENTION`",
     )
-    yield _rule(
+    yield selection_rule(
         "FLEX_ATTENTION is not batch-invariant",
         _refuses(names, "batch_invariance", "here", lambda d: d.config["use_batch_invariant"]),
         reason="The contract asks for equal bits whatever shares the batch, and torch compiles and "
         "splits by the batch's shape; the backend does not claim what nobody has shown.",
         evidence="vllm#40193: a backend without the mode must not be chosen in it",
     )
-    yield _rule(
+    yield selection_rule(
         "FLEX_ATTENTION's kernels are for heads of 16 to 512",
         _refuses(names, "head_size", "here", lambda d: not 16 <= int(d.config["head_size"]) <= 512),
         reason="torch compiles no kernel for others; the recorded class admits any.",
         evidence="torch.nn.attention.flex_attention's own limits",
     )
-    yield _rule(
+    yield selection_rule(
         "FLEX_ATTENTION begins with NVIDIA's 8.0",
         _refuses(names, "device", "here", lambda d: 0 < _major(d) < 8),
         reason="It compiles through Triton, which begins there.",
@@ -344,7 +337,7 @@ def _flex() -> Iterator[Rule]:
 
 
 def _cpu() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "a format of the cache is asked for on CPUs and Intel GPUs as well",
         lambda d: (
             d.subject in ("CPU_ATTN", "TRITON_ATTN", "XPU_FLASH_ATTN")
@@ -362,13 +355,13 @@ def _xpu() -> Iterator[Rule]:
     """v0.25.1 validates nothing on Intel GPUs; attn asks the capability there as anywhere."""
     names = ("XPU_FLASH_ATTN",)
     wheel = "the wheel vllm-xpu-kernels 0.1.16.2"
-    yield _rule(
+    yield selection_rule(
         "XPU_FLASH_ATTN is not batch-invariant",
         _refuses(names, "batch_invariance", "here", lambda d: d.config["use_batch_invariant"]),
         reason="Its kernels split keys by the batch, and its call refuses a number of splits.",
         evidence=f"vllm#58131: the argument is dropped there; {wheel}, num_splits > 1",
     )
-    yield _rule(
+    yield selection_rule(
         "XPU_FLASH_ATTN takes one scale for keys and one for values",
         _refuses(
             names,
@@ -379,7 +372,7 @@ def _xpu() -> Iterator[Rule]:
         reason="A descale has to be a view of one number.",
         evidence=f"{wheel}: its check of k_descale and v_descale",
     )
-    yield _rule(
+    yield selection_rule(
         "XPU_FLASH_ATTN reads pages of multiples of 16 tokens",
         _refuses(
             names,
@@ -393,7 +386,7 @@ def _xpu() -> Iterator[Rule]:
 
 
 def _caches() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "an encoder without a cache has no block size",
         _refuses(
             ("FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"),
@@ -404,7 +397,7 @@ def _caches() -> Iterator[Rule]:
         reason="The block size of the model's other layers says nothing about it.",
         evidence="the contract: ENCODER and ENCODER_ONLY have no cache",
     )
-    yield _rule(
+    yield selection_rule(
         "a cache that is not quantised has the layer's dtype",
         lambda d: (
             (d.code, d.side) in (("kv_cache_dtype", "here"), ("cache_dtype_of_layer", "here"))
@@ -418,7 +411,7 @@ def _caches() -> Iterator[Rule]:
 
 
 def _named() -> Iterator[Rule]:
-    yield _rule(
+    yield selection_rule(
         "a named FlashAttention is served by FlashAttention alone",
         lambda d: (
             (d.code, d.side) == ("flash_attn_version", "here")
@@ -429,20 +422,20 @@ def _named() -> Iterator[Rule]:
         reason="v0.25.1 lets the other backends ignore the number.",
         evidence="vllm#22193: a request that has no effect is an error",
     )
-    yield _rule(
+    yield selection_rule(
         "a named backend is never replaced",
         lambda d: d.code == "replaced" and d.row["platform"] == "cpu",
         reason="v0.25.1's CPU platform logs the name and takes CPU_ATTN; here the named one serves "
         "or the reasons are given.",
         evidence="vllm#22217, sglang#8989",
     )
-    yield _rule(
+    yield selection_rule(
         "any backend may be named anywhere, and its capability answers",
         lambda d: d.code == "forced_backend_not_offered" and d.row["platform"] == "xpu",
         reason="v0.25.1's XPU platform knows two names and refuses the others without a reason.",
         evidence="vllm#40677: a refusal names the value and what is allowed",
     )
-    yield _rule(
+    yield selection_rule(
         "TORCH_SDPA is a backend",
         _refuses(("TORCH_SDPA",), "unregistered", "there", lambda d: True),
         reason="There the name is a tag for vision towers without a class.",
@@ -454,13 +447,13 @@ def _orders() -> Iterator[Rule]:
     from attn_shared.known_backends import KNOWN_BACKENDS
 
     portable = {name for name in ("TORCH_SDPA", "FLEX_ATTENTION") if name in KNOWN_BACKENDS}
-    yield _rule(
+    yield selection_rule(
         "backends on torch alone are the last resort, on every platform",
         lambda d: d.subject == "order" and d.here in portable and d.there in (None, *portable),
         reason="Where no kernel of a vendor's or of Triton's serves a request, one on torch does.",
         evidence="vllm#32732, vllm#16808: every cell has a last-resort backend",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_ATTN serves on Intel GPUs what XPU_FLASH_ATTN refuses",
         lambda d: (
             d.subject == "order"

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from differences import Difference, Rule
+from differences import Difference, Rule, selection_rule
 
 __all__ = ["triton_mla_rules"]
 
-FILES = ("decisions", "forced")
 NAME = "TRITON_MLA"
 _UNSERVED = ("attn_type", "kv_cache_dtype", "mm_prefix", "per_head_quant_scales", "sink")
 
 
 def triton_mla_rules() -> Iterator[Rule]:
     """What its kernels have or lack."""
-    yield _rule(
+    yield selection_rule(
         "TRITON_MLA begins with NVIDIA's 8.0",
         lambda d: _is(d, "device", "here") and d.row["arch"] == "7.5",
         reason="As TRITON_ATTN: Triton's own floor.",
         evidence="Triton 3: supported NVIDIA architectures begin with 8.0",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_MLA reads e4m3 where Triton's compiler has it",
         lambda d: (
             _is(d, "fp8_on_device", "here") and d.config["kv_cache_dtype"] in ("fp8", "fp8_e4m3")
@@ -29,7 +28,7 @@ def triton_mla_rules() -> Iterator[Rule]:
         reason="The recorded selector chooses it, and its constructor then refuses the cache.",
         evidence="lacking_fp8 of attn_triton, by the architectures that Triton compiles e4m3 for",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_MLA takes float32, blocks of any size, e5m2, and rows without a causal mask",
         lambda d: (
             (_is(d, "dtype", "there") and d.config["dtype"] == "float32")
@@ -41,7 +40,7 @@ def triton_mla_rules() -> Iterator[Rule]:
         "does; over a cache that is sharded rows see every key of a rank.",
         evidence="`attn verify TRITON_MLA`: mla_decode, mla_block_sizes, mla_fp8, mla_non_causal",
     )
-    yield _rule(
+    yield selection_rule(
         "what latent attention has not is refused on Intel GPUs as well",
         lambda d: (
             d.subject == NAME
@@ -52,7 +51,7 @@ def triton_mla_rules() -> Iterator[Rule]:
         reason="v0.25.1's XPU platform takes TRITON_MLA for latents and asks it nothing.",
         evidence="the recorded capability of the same class on NVIDIA's and AMD's GPUs refuses it",
     )
-    yield _rule(
+    yield selection_rule(
         "TRITON_MLA on a CPU is refused by its own capability",
         lambda d: d.subject == NAME and (d.row["platform"], d.code) == ("cpu", "platform_no_mla"),
         reason="v0.25.1's CPU platform refuses all latents without a reason.",
@@ -67,7 +66,3 @@ def _is(d: Difference, code: str, side: str) -> bool:
 def _is_extra_format(d: Difference) -> bool:
     """Formats that the recorded class lacks: float32 itself, and e5m2."""
     return d.config["kv_cache_dtype"] in ("fp8_e5m2", "float32")
-
-
-def _rule(name: str, explains: Callable[[Difference], bool], *, reason: str, evidence: str) -> Rule:
-    return Rule(name=name, files=FILES, reason=reason, evidence=evidence, explains=explains)

@@ -6,42 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_bench_testing import CPU, workload
+from attn_bench_testing import CPU, VLLM_SCHEDULE, workload
 
 from attn_bench.agreement import check_agreement
 from attn_bench.contenders import Prepared
 from attn_bench.peers import contender_named
 from attn_bench.workloads import Heads, Workload
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
-from attn_conformance.stubs.opaque import OpaqueFunction
-from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.vendors.flash_mla import SGL_FLASH_MLA, TOKENSPEED_FLASH_MLA
 from attn_conformance.stubs.vendors.flashinfer_mla import FLASHINFER_MLA_0_6, FLASHINFER_MLA_0_7
 from attn_conformance.stubs.vendors.vllm_flash_attn import VLLM_FLASH_ATTN_3
 from attn_shared.errors import UnsupportedOptionError
 
-# What the package gives beside the call: the schedule, which the kernel alone reads.
-_SCHEDULE = OpaqueFunction(
-    signature=VendorSignature(
-        name="get_scheduler_metadata",
-        parameters=(
-            "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, "
-            "cache_seqlens, qkv_dtype='torch.bfloat16', headdim_v=None, cu_seqlens_q=None, "
-            "cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, "
-            "causal=False, window_size=(-1, -1), has_softcap=False, num_splits=0, "
-            "pack_gqa=None, sm_margin=0"
-        ),
-        returns="int32, read by the kernel alone",
-    ),
-    answer=lambda arguments: torch.zeros(arguments["batch_size"] + 1, dtype=torch.int32),
-)
 (_INTERFACE,) = VLLM_FLASH_ATTN_3.modules.values()
 VLLM = replace(
     VLLM_FLASH_ATTN_3,
     modules={
         "vllm.vllm_flash_attn": {
             "flash_attn_varlen_func": _INTERFACE["flash_attn_varlen_func"],
-            "get_scheduler_metadata": _SCHEDULE,
+            "get_scheduler_metadata": VLLM_SCHEDULE,
             "fa_version_unsupported_reason": lambda version: None,
         },
     },

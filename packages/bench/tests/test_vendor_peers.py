@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attn_bench_testing import CPU, workload
+from attn_bench_testing import CPU, VLLM_SCHEDULE, workload
 
 from attn_bench.agreement import check_agreement
 from attn_bench.contenders import Prepared
@@ -16,7 +16,6 @@ from attn_bench.vendor_peers import VENDOR_PEERS, VendorContender, VendorPeer
 from attn_bench.workloads import Heads, Workload, WorkloadPhase
 from attn_conformance.stubs.checks import Limits
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
-from attn_conformance.stubs.opaque import OpaqueFunction
 from attn_conformance.stubs.recorder import Recorder
 from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.varlen import Roles, VarlenFunction
@@ -57,27 +56,13 @@ _VLLM_CALL = VarlenFunction(
     limits=Limits(dtypes=(torch.float16, torch.bfloat16, torch.float8_e4m3fn)),
     tuning=frozenset({"scheduler_metadata", "num_splits", "fa_version"}),
 )
-_VLLM_SCHEDULE = OpaqueFunction(
-    signature=VendorSignature(
-        name="get_scheduler_metadata",
-        parameters=(
-            "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, "
-            "cache_seqlens, qkv_dtype='torch.bfloat16', headdim_v=None, cu_seqlens_q=None, "
-            "cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, "
-            "causal=False, window_size=(-1, -1), has_softcap=False, num_splits=0, "
-            "pack_gqa=None, sm_margin=0"
-        ),
-        returns="int32, read by the kernel alone",
-    ),
-    answer=lambda arguments: torch.zeros(arguments["batch_size"] + 1, dtype=torch.int32),
-)
 VLLM = VendorStub(
     distribution="vllm",
     version="0.25.1",
     modules={
         "vllm.vllm_flash_attn": {
             "flash_attn_varlen_func": _VLLM_CALL,
-            "get_scheduler_metadata": _VLLM_SCHEDULE,
+            "get_scheduler_metadata": VLLM_SCHEDULE,
             "fa_version_unsupported_reason": lambda version: None,
         }
     },

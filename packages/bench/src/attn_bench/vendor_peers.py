@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,6 +70,11 @@ class VendorPeer:
         return found
 
 
+_of_vllm = partial(VendorPeer, distributions=("vllm",), install="pip install vllm")
+_of_flashinfer = partial(
+    VendorPeer, distributions=("flashinfer-python",), install="pip install flashinfer-python"
+)
+
 VENDOR_PEERS = (
     VendorPeer(
         name="flash_attn_3",
@@ -77,18 +83,14 @@ VENDOR_PEERS = (
         install="pip install tokenspeed-fa3",
         maker="attn_bench._vendor.flash_attn_3:direct",
     ),
-    VendorPeer(
+    _of_vllm(
         name="flash_attn_3_vllm",
         description="FlashAttention 3 of vLLM's build, the schedule made ahead",
-        distributions=("vllm",),
-        install="pip install vllm",
         maker="attn_bench._vendor.vllm_flash_attn:direct_3",
     ),
-    VendorPeer(
+    _of_vllm(
         name="flash_attn_2_vllm",
         description="FlashAttention 2 of vLLM's build",
-        distributions=("vllm",),
-        install="pip install vllm",
         maker="attn_bench._vendor.vllm_flash_attn:direct_2",
     ),
     VendorPeer(
@@ -98,18 +100,14 @@ VENDOR_PEERS = (
         install="pip install --pre flash-attn-4",
         maker="attn_bench._vendor.flash_attn_4:direct",
     ),
-    VendorPeer(
+    _of_flashinfer(
         name="flashinfer",
         description="the decode wrapper on tensor cores, else the prefill wrapper, planned ahead",
-        distributions=("flashinfer-python",),
-        install="pip install flashinfer-python",
         maker="attn_bench._vendor.flashinfer:direct",
     ),
-    VendorPeer(
+    _of_flashinfer(
         name="flashinfer_graph",
         description="its decode wrapper as a captured one is planned, for any batch of the size",
-        distributions=("flashinfer-python",),
-        install='pip install "attn-cuda[flashinfer]"',
         maker="attn_bench._vendor.flashinfer:direct_for_graphs",
     ),
     VendorPeer(
@@ -120,19 +118,15 @@ VENDOR_PEERS = (
         maker="attn_bench._vendor.flash_mla:direct",
         takes_latents=True,
     ),
-    VendorPeer(
+    _of_vllm(
         name="flash_attn_3_vllm_mla",
         description="FlashAttention 3 of vLLM's build over latents (q_v), the schedule made ahead",
-        distributions=("vllm",),
-        install="pip install vllm",
         maker="attn_bench._vendor.vllm_flash_attn:direct_latents",
         takes_latents=True,
     ),
-    VendorPeer(
+    _of_flashinfer(
         name="flashinfer_mla",
         description="FlashInfer's wrapper over latents on fa3, planned ahead",
-        distributions=("flashinfer-python",),
-        install="pip install flashinfer-python",
         maker="attn_bench._vendor.flashinfer_mla:direct",
         takes_latents=True,
     ),
