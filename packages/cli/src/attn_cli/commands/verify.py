@@ -58,7 +58,7 @@ class VerifyFlags:
         int | None,
         _panel.integer(
             "--compile-jobs",
-            "Compile the kernels that the cases need first, N files at a time (FlashInfer's).",
+            "Compile the kernels that the cases need first, N at a time (FlashInfer's, Triton's).",
         ),
     ] = None
 
