@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["main", "measure"]
 
 CALLS, BUSY_CYCLES = 4, 3_000_000
-ASKED: dict[str, dict[str, float]] = {
+ASKED: dict[str, dict[str, Any]] = {
     "plain": {},
     "top-k 50": {"top_k": 50},
     "top-p 0.9": {"top_p": 0.9},
