@@ -400,3 +400,17 @@ def test_a_negative_block_is_refused_when_the_step_is_planned() -> None:
     wrong = batch([1], [5]).with_fields(block_table=torch.tensor([[-2, 1, 0]], dtype=torch.int32))
     with pytest.raises(MetadataError, match=r"block_table\[0, 0\] is -2; allowed: >= 0"):
         layer().plan(wrong)
+
+
+@pytest.mark.parametrize("backend", ["TORCH_SDPA", "CPU_ATTN"])
+def test_tensors_that_are_not_dense_are_refused_by_name(backend: str) -> None:
+    attn = layer(backend=backend, block_size=16, head_size=32)
+    common = CommonAttentionMetadata.from_lengths(
+        query_lens=[1], seq_lens=[1], block_table=torch.tensor([[0]]), block_size=16
+    )
+    plan, kv_cache = attn.plan(common), attn.allocate(1)
+    step = [rows(1, HEADS, 32), rows(1, KV_HEADS, 32), rows(1, KV_HEADS, 32), kv_cache]
+    for place, name in enumerate(("query", "key", "value", "kv_cache")):
+        wrong = [each.to_sparse() if i == place else each for i, each in enumerate(step)]
+        with pytest.raises(InvalidInputError, match=f"{name} layout is torch.sparse_coo"):
+            attn.forward(*wrong, plan)  # type: ignore[arg-type]

@@ -389,6 +389,9 @@ def test_a_slot_past_the_cache_is_refused_on_the_host(call: Call) -> None:
     with pytest.raises(InvalidInputError, match=rf"slot_mapping\[1\] is {num_slots}; .* 2 blocks"):
         write_kv(cache, call.spec, call.key, call.value, slots)
     assert not cache.any()
+    slots[1] = -2
+    with pytest.raises(InvalidInputError, match=r"slot_mapping\[1\] is -2; allowed: a slot, or -1"):
+        write_kv(cache, call.spec, call.key, call.value, slots)
     found = latent_spec()
     latents = found.allocate(2, "cpu")
     with pytest.raises(InvalidInputError, match=r"slot_mapping\[0\] is 4; allowed: below 4"):

@@ -220,16 +220,20 @@ _UNREAD: Mapping[AttentionType, Mapping[str, str]] = {
 
 
 def check_places(key: object, value: object, kv_cache: object, output: object, lse: object) -> None:
-    """Refuse what is no tensor, and results whose elements share memory.
+    """Refuse what is no dense tensor, and results whose elements share memory.
 
     Raises:
         InvalidInputError: names the argument, its value and what is allowed.
     """
     for name, tensor in (("key", key), ("value", value), ("kv_cache", kv_cache)):
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
             raise InvalidInputError.for_argument(
                 name, f"a {type(tensor).__name__}", "a tensor, or None"
             )
+        if tensor.layout is not torch.strided:
+            raise InvalidInputError.for_argument(f"{name} layout", tensor.layout, "torch.strided")
     for name, result in (("output", output), ("lse", lse)):
         if not isinstance(result, Tensor) or result.is_contiguous():
             continue

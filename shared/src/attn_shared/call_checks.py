@@ -448,6 +448,8 @@ def _allowed_scales(num_kv_heads: int) -> str:
 def _check_is_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise InvalidInputError.for_argument(name, f"a {type(value).__name__}", "a tensor")
+    if value.layout is not torch.strided:
+        raise InvalidInputError.for_argument(f"{name} layout", value.layout, "torch.strided")
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

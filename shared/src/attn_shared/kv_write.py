@@ -94,11 +94,15 @@ def _places(slot_mapping: torch.Tensor, block_size: int, num_blocks: int) -> _Pl
     """Leave out the padded rows, by shape on the host and by value on a device.
 
     Raises:
-        InvalidInputError: a slot is past the cache; looked at on the host alone, where that is not
-            to wait for a device.
+        InvalidInputError: a slot is past the cache, or below -1; looked at on the host alone, where
+            that is not to wait for a device.
     """
     if _is_on_host(slot_mapping):
         least, most = map(int, slot_mapping.aminmax())
+        if least < PAD_SLOT_ID:
+            raise InvalidInputError.for_argument(
+                f"slot_mapping[{int(slot_mapping.argmin())}]", least, "a slot, or -1 for none"
+            )
         if most >= num_blocks * block_size:
             raise InvalidInputError.for_argument(
                 f"slot_mapping[{int(slot_mapping.argmax())}]",
