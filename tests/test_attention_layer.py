@@ -413,4 +413,4 @@ def test_tensors_that_are_not_dense_are_refused_by_name(backend: str) -> None:
     for place, name in enumerate(("query", "key", "value", "kv_cache")):
         wrong = [each.to_sparse() if i == place else each for i, each in enumerate(step)]
         with pytest.raises(InvalidInputError, match=f"{name} layout is torch.sparse_coo"):
-            attn.forward(*wrong, plan)  # type: ignore[arg-type]
+            attn.forward(wrong[0], wrong[1], wrong[2], wrong[3], plan)
