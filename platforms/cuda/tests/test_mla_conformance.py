@@ -15,7 +15,7 @@ from attn_conformance.stubs.suite import run_rules
 RULES = (
     *("mla_drafts", "mla_split", "mla_lse", "mla_fp8", "mla_padded_requests", "mla_empty_batch"),
     *("mla_unread", "mla_padded_blocks", "mla_graph_level", "mla_capture_pointers", "mla_replay"),
-    *("mla_layer", "mla_unserved", "mla_other_blocks"),
+    *("mla_layer", "mla_unserved", "mla_other_blocks", "mla_decode_input"),
 )
 
 
