@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from attn_conformance.batch import make_batch
+from attn_conformance.case import Case
 from attn_shared.device import resolve_device
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_triton._capability import CAPABILITY, cache_bytes_of
+from attn_triton.paged import TritonAttentionImpl
 
 
 def codes(device: str, **options: Any) -> dict[str, str]:
@@ -66,6 +69,13 @@ def test_tiles_that_do_not_fit_are_refused_with_the_numbers() -> None:
 def test_fp8_where_the_compiler_has_it(device: str, kv_cache_dtype: str, is_refused: bool) -> None:
     found = codes(device, kv_cache_dtype=kv_cache_dtype)
     assert set(found) == ({"fp8_on_device"} if is_refused else set())
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_a_constructor_which_is_told_no_device_takes_fp8(kv_cache_dtype: str) -> None:
+    case = Case(name="fp8", query_lens=(1,), seq_lens=(3,), kv_cache_dtype=kv_cache_dtype)
+    spec = make_batch(case, torch.device("cpu"), fp8_e4m3_dtype=torch.float8_e4m3fn).spec
+    assert TritonAttentionImpl(spec).spec is spec
 
 
 def test_a_plain_cache_has_the_layers_dtype() -> None:

@@ -39,7 +39,9 @@ def lacking_fp8(kv_cache_dtype: str, device: DeviceFacts) -> str | None:
     capability = device.capability
     if device.vendor is Vendor.NVIDIA and capability and not capability.at_least(*_FIRST_E4M3):
         return f"fp8_e5m2 or another; Triton reads e4m3 from nvidia 8.9 on, this is {capability}"
-    if device.vendor is Vendor.INTEL or device.fp8 is Fp8Format.NONE:
+    # Of a CPU nothing is known: it stands for the interpreter, and for a constructor's device.
+    is_amd_without = device.vendor is Vendor.AMD and device.fp8 is Fp8Format.NONE
+    if device.vendor is Vendor.INTEL or is_amd_without:
         return f"fp8_e5m2 or another; {device.arch} has no e4m3 flavour"
     return None
 
