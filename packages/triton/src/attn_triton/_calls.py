@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,6 +44,8 @@ _NOTHING = (None, None, None, None)
 """Sinks, slopes and scales of a layer that has none."""
 
 _TENSORS, _ADDRESSES = 1, 2  # fields of a `Launch`
+
+_NO_LSE = -1  # its stride where none is wanted: one machine code for steps with it and without
 
 
 class _Scales(NamedTuple):
@@ -170,7 +173,7 @@ class LayerCalls:
             require_readable(keys.dtype, query.device)
             programs = self._programs[key] = self._make(key, keys.has_inline_scales)
         numbers = (
-            0 if lse is None else lse.stride(0),
+            _NO_LSE if lse is None else lse.stride(0),
             self._scale * scales.k,
             scales.v,
             self._cap,
@@ -178,24 +181,24 @@ class LayerCalls:
         own: _Own = _NOTHING
         if self._has_own or scales.mode:
             own = (layer.sinks, layer.alibi_slopes, scales.k_tensor, scales.v_tensor)
-        presence = (lse is None, *step.presence)
-        handles = programs.handles.get(presence)
+        handles = programs.handles.get(step.presence)
         if handles is not None and step.is_aligned and programs.is_current(query.device):
             call = (
                 query.data_ptr(),
                 keys.key,
                 keys.value,
                 output.data_ptr(),
-                None if lse is None else lse.data_ptr(),
+                0 if lse is None else lse.data_ptr(),
             )
             places = _NOTHING if own is _NOTHING else _addresses(own)
-            bits = call[0] | keys.bits | call[3] | (call[4] or 0)
+            bits = call[0] | keys.bits | call[3] | call[4]
             if not (bits | (0 if own is _NOTHING else _union(places))) & _ALIGNMENT:
                 _launch(handles, step, _ADDRESSES, call, places, numbers)
                 return
+        lse = _no_lse(query.device) if lse is None else lse
         arguments = (query, *tensors()[:2], output, lse)
         _launch(programs.launchers, step, _TENSORS, arguments, own, numbers)
-        programs.remember(presence, step, arguments, own, numbers)
+        programs.remember(step, arguments, own, numbers)
 
     def _scales(
         self,
@@ -282,7 +285,7 @@ class _Programs:
 
     Attributes:
         launchers: compile, and look at each tensor.
-        handles: by which pointers are None: take addresses of aligned tensors.
+        handles: by which pointers of the step are None: take addresses of aligned tensors.
     """
 
     __slots__ = ("_current_device", "handles", "launchers")
@@ -298,7 +301,6 @@ class _Programs:
 
     def remember(
         self,
-        presence: tuple[bool, ...],
         step: Step,
         call: Sequence[Tensor | None],
         own: Sequence[Tensor | None],
@@ -324,7 +326,13 @@ class _Programs:
 
         finders = {name: finder(name, each) for name, each in self.launchers._asdict().items()}
         _launch(_Kernels(**finders), step, _TENSORS, call, own, numbers)
-        self.handles[presence] = _Kernels(**found)
+        self.handles[step.presence] = _Kernels(**found)
+
+
+@functools.cache
+def _no_lse(device: torch.device) -> Tensor:
+    """Return what stands for an LSE that is not wanted, of no element."""
+    return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> tuple[int | None, ...]:

@@ -89,8 +89,8 @@ def combine(
     tl.store(to + dv[None, :], values, mask=(dv < DV)[None, :])
     if lse_ptr is not None:
         one = tl.arange(0, 1)
-        is_first = one == tl.program_id(0) % COLUMNS
-        tl.store(lse_ptr + head.to(tl.int64) * lse_stride + token + one, lse, mask=is_first)
+        is_wanted = one == tl.program_id(0) % COLUMNS + tl.minimum(lse_stride, 0)
+        tl.store(lse_ptr + head.to(tl.int64) * lse_stride + token + one, lse, mask=is_wanted)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:

@@ -101,7 +101,7 @@ def decode(  # size: one algorithm
         max_items: of the plan.
         max_rows: query rows of one kv head that a request has at most.
         table_stride: of the block table.
-        lse_stride: of a head's LSEs.
+        lse_stride: of a head's LSEs; below 0 none are wanted.
         scale: factor on q.k, times log2(e); with SOFTCAP divided by the cap instead.
         v_scale: factor on the output.
         cap: with SOFTCAP the cap times log2(e).
@@ -211,7 +211,8 @@ def decode(  # size: one algorithm
         out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + (to[:, None] + dv[None, :]), out, mask=inside)
         if lse_ptr is not None:
-            tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
+            if lse_stride >= 0:
+                tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:

@@ -211,7 +211,8 @@ def prefill(  # size: one algorithm
     inside = live[:, None] & (dv < DV)[None, :]
     tl.store(out_ptr + (to[:, None] + dv[None, :]), out.to(out_ptr.dtype.element_ty), mask=inside)
     if lse_ptr is not None:
-        tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
+        if lse_stride >= 0:
+            tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:
