@@ -68,7 +68,9 @@ def _chunked_logits(q, live, k, s, WIDTH: tl.constexpr, PADDED: tl.constexpr):
         inside = (d < WIDTH)[None, :]
         rows = tl.load(q[:, None] + d[None, :], mask=live[:, None] & inside, other=0.0)
         keys = tl.load(k[:, None] + d[None, :], mask=inside, other=0.0).to(rows.dtype)
-        s = tl.dot(rows, tl.trans(keys), s, input_precision="ieee")
+        part = tl.dot(rows, tl.trans(keys), input_precision="ieee")
+        # By an FMA, which is not made one chain with the product: short sums round less.
+        s = tl.fma(part, tl.zeros_like(part) + 1.0, s)
     return s
 
 
@@ -217,7 +219,6 @@ def mla_decode(  # size: one algorithm
             page = tl.load(table + tl.minimum(n + BN, num_keys - 1) // PAGE)
         if CHUNKED:
             latent = latent.to(q_ptr.dtype.element_ty)
-            # One sum of both parts, scaled once: a rounding less than for two.
             s_rope = tl.zeros([ROWS, BN], tl.float32)
             s = _chunked_logits(q_rows, live, cache_ptr + at, s_rope, DL, DLP)
             s = _chunked_logits(q_rows + DL, live, cache_ptr + at + DL, s, DR, DRP)
@@ -231,9 +232,15 @@ def mla_decode(  # size: one algorithm
         if j + BN > whole:
             s = tl.where(n[None, :] < last[:, None], s, -float("inf"))
             s_rope = tl.where(n[None, :] < last[:, None], s_rope, 0.0)
-        s = s * scale + s_rope * scale
-        top = tl.maximum(m, tl.max(s, 1))
-        p = tl.math.exp2(s - top[:, None])
+        if CHUNKED:
+            # The difference is rounded, and not the logits before it, whose last bits weigh more.
+            top = tl.maximum(m, tl.max(s, 1) * scale)
+            below = tl.zeros_like(s) - top[:, None]
+            p = tl.math.exp2(tl.fma(s, tl.zeros_like(s) + scale, below))
+        else:
+            s = s * scale + s_rope * scale
+            top = tl.maximum(m, tl.max(s, 1))
+            p = tl.math.exp2(s - top[:, None])
         fade = tl.math.exp2(m - top)
         total = total * fade + tl.sum(p, 1)
         acc = tl.dot(p.to(latent.dtype), latent, acc * fade[:, None], input_precision="ieee")
