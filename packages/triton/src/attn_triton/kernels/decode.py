@@ -210,9 +210,8 @@ def decode(  # size: one algorithm
         to = (q0 + token).to(tl.int64) * O_TOKEN + head * O_HEAD
         out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + (to[:, None] + dv[None, :]), out, mask=inside)
-        if lse_ptr is not None:
-            if lse_stride >= 0:
-                tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
+        if lse_ptr is not None and lse_stride >= 0:
+            tl.store(lse_ptr + head.to(tl.int64) * lse_stride + q0 + token, lse, mask=live)
 
 
 def variants(arch: str) -> Iterator[KernelVariant]:
