@@ -56,6 +56,32 @@ for size in (64, 128):
 print(current_arch(), hits)
 """
 
+STEPS = """
+from contextlib import nullcontext
+import torch
+from attn_conformance.case import Case
+from attn_conformance.engine import Engine
+from attn_conformance.batch import make_batch
+from attn_shared.spec import BuildConfig
+from attn_triton import launch
+from attn_triton.ahead import TritonCompiler
+from attn_triton.backends.triton_attn import TritonAttentionBackend
+from attn_triton.kernels import compiling
+
+launch._runtime = compiling.driver_calls = lambda: (lambda index: 0, lambda: None)
+launch._made_current = lambda device: nullcontext()
+compiler = TritonCompiler()
+case = Case(name="mixed", query_lens=(1, 3, 40), seq_lens=(300, 9, 50))
+batch = make_batch(case, torch.device("cpu"), fp8_e4m3_dtype=torch.float8_e4m3fn)
+counts = []
+with compiler.noting() as missing:
+    engine = Engine.of(TritonAttentionBackend, batch, BuildConfig())
+    for with_lse in (False, True):
+        engine.run(batch, with_lse=with_lse)
+        counts.append(len(missing))
+print(counts, sorted({name.split()[0] for name in missing}))
+"""
+
 
 def run(cache: Path, *arguments: str) -> str:
     """Run Python where kernels are not interpreted, and return what it prints."""
@@ -74,6 +100,11 @@ def test_what_was_noted_and_compiled_is_what_a_gpu_looks_up(tmp_path: Path) -> N
     command = ("-m", "attn_triton.ahead", kernels, "--arch", "sm_90", "--jobs", "2")
     assert run(cache, *command).startswith("2 of 2 kernels")
     assert run(cache, "-c", LOOK_UP).split(maxsplit=1) == ["sm_90", "[True, True]\n"]
+
+
+def test_steps_with_an_lse_and_without_run_the_same_kernels(tmp_path: Path) -> None:
+    said = run(tmp_path, "-c", STEPS)
+    assert said == "[5, 5] ['combine', 'decode', 'plan_step', 'prefill', 'write_kv']\n"
 
 
 def test_a_kernel_that_does_not_compile_is_named(
