@@ -42,7 +42,6 @@ class Descales:
         # (a number or minus a tensor's id, requests, device) -> factors, and the tensor, whose id
         # stays its own so.
         self._factors: dict[tuple[float, int, torch.device], tuple[Tensor, float | Tensor]] = {}
-        self._bounds: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def of(self, scale: float | Tensor, num_reqs: int, device: torch.device) -> Tensor:
         """Return one scale as a view without a copy: a number, a tensor of one, or (Hkv,)."""
@@ -61,25 +60,13 @@ class Descales:
     def quantized(self, query: Tensor, scale: float | Tensor) -> Tensor:
         """Return the query (T, Hq, D) as float8_e4m3fn: value / scale, saturating."""
         if not isinstance(scale, Tensor) and scale == 1.0:
-            return self._saturated(query)
+            # One launch that clamps by tensors and casts as it stores took 14 us of an H200 for 32
+            # rows, for which these two take one or two each.
+            rows = query.detach() if query.requires_grad else query
+            return rows.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
         if isinstance(scale, Tensor) and scale.numel() > 1:
             scale = scale.repeat_interleave(self._queries_per_kv)
         return quantize_fp8(query, scale, torch.float8_e4m3fn)
-
-    def _saturated(self, query: Tensor) -> Tensor:
-        """Return the query as float8_e4m3fn, saturating, in one launch.
-
-        A clamp by tensors casts as it stores; one by numbers would have to be cast afterwards.
-        """
-        device = query.device
-        bounds = self._bounds.get(device)
-        if bounds is None:
-            low, high = (query.new_full((), limit) for limit in (-_E4M3_MAX, _E4M3_MAX))
-            bounds = (low, high)
-            if _may_keep(device):
-                self._bounds[device] = bounds
-        stored = torch.empty_like(query, dtype=torch.float8_e4m3fn)
-        return torch.clamp(query.detach() if query.requires_grad else query, *bounds, out=stored)
 
 
 def _may_keep(device: torch.device) -> bool:
