@@ -5,7 +5,6 @@ static constexpr int kPackRows = 6;                  // rows of one block of reg
 static constexpr int kSubRows = 4 * kPackRows;       // rows whose logits, and sums of values, stay in the innermost cache
 static constexpr int kPanel = kPanelVecs * W;        // keys of one panel, and columns of values taken at once
 static constexpr int kPackBlock = 128;               // keys between two looks at a row's reference
-static constexpr int64_t kPackedFrom = 32;           // rows of a request below which packing costs more than it brings
 
 // Keys packed at a time: what stays in the second cache. Sums run over as many before they are added to totals.
 static inline int packed_keys(int head_size, int head_size_v) {
@@ -343,10 +342,16 @@ static inline int64_t request_rows(const Call& c, const Item& it) {
   return (int64_t{c.query_start[it.b + 1]} - c.query_start[it.b]) * c.group;
 }
 
+// Rows from which packing brings more than it costs: it has to make up for reading float32 where it lies, and does so
+// sooner for small heads, whose sums tile.h folds most often.
+static inline int64_t packed_from(const Call& c) {
+  return c.kv_dtype == DType::kFloat32 && imax(c.head_size, c.head_size_v) > 96 ? 40 : 20;
+}
+
 static inline size_t float_bytes(int head_size, int head_size_v) {
   return imax(tile_bytes(head_size, head_size_v), packed_bytes(head_size, head_size_v));
 }
 static void attend_float(const Call& c, const Item& it, char* scratch) {
-  if (request_rows(c, it) < kPackedFrom) attend_tile(c, it, scratch);
+  if (request_rows(c, it) < packed_from(c)) attend_tile(c, it, scratch);
   else attend_packed(c, it, scratch);
 }
