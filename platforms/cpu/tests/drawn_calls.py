@@ -39,7 +39,7 @@ def _masks(rng: random.Random, queries: list[int], lens: list[int]) -> dict[str,
         found["window_left"] = rng.choice((0, 5, 63, 128, 200, 700))
     if rng.random() < 0.15:
         found["window_right"] = rng.choice((0, 9, 130))
-    if rng.random() < 0.15:
+    if found["causal"] and "causal_per_request" not in found and rng.random() < 0.15:
         found["chunk_size"] = rng.choice((1, 50, 128, 300))
     if rng.random() < 0.25:
         rows = []

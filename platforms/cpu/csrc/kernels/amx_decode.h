@@ -168,7 +168,7 @@ static inline void decode_softmax(const Decode& x, int g, int rows, int64_t t, i
   const vf shift = vset(m == -INFINITY ? 0.f : m);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
-    s[i] = vweight(s[i] - shift);
+    s[i] = vexp2(s[i] - shift);
     l = l + s[i];
     if (!PLAIN && scaled) s[i] = s[i] * vload(scales.value + 16 * i);
   }

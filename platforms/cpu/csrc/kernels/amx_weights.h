@@ -99,7 +99,7 @@ static inline __attribute__((always_inline)) vf weights_of(const float* s, bf* p
 #pragma GCC unroll 4
   for (int v = v0; v < v1; v += 2) {
     const vf y = vfma(vload(s + product_at(i, v)), by, shift), z = vfma(vload(s + product_at(i, v + 1)), by, shift);
-    vf a = PRECISE ? vweight(y) : exp2_rough(y), e = PRECISE ? vweight(z) : exp2_rough(z);
+    vf a = PRECISE ? vexp2(y) : exp2_rough(y), e = PRECISE ? vexp2(z) : exp2_rough(z);
     l = l + a, l2 = l2 + e;
     if (SCALED) a = a * vload(scale + v * 16), e = e * vload(scale + v * 16 + 16);
     _mm512_store_si512(p + product_at(i, v), narrow(a, e));

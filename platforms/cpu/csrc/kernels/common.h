@@ -1,22 +1,9 @@
 // What the kernels of one ISA level share: addressing of pages, who sees what, logits, and finished rows.
 
+// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: by a negative exponent nothing overflows.
 static inline vf vtanh(vf x) {
-  // Near 0 the form with an exponential cancels; a polynomial of x^2 takes over (Cephes, tanhf).
-  const vf z = x * x;
-  vf p = vset(-5.70498872745e-3f);
-  p = vfma(p, z, vset(2.06390887954e-2f));
-  p = vfma(p, z, vset(-5.37397155531e-2f));
-  p = vfma(p, z, vset(1.33314422036e-1f));
-  p = vfma(p, z, vset(-3.33332819422e-1f));
-  const vf small = vfma(p * z, x, x), size = vabs(x);
-  // 1 - 2 / (e^2|x| + 1), by a negative exponent so that nothing overflows
-  const vf e = vexp2(size * vset(-2.f * 1.44269504f)), large = (vset(1.f) - e) / (vset(1.f) + e);
-  float s[W], l[W], in[W];
-  vstore(s, small);
-  vstore(l, large);
-  vstore(in, x);
-  for (int i = 0; i < W; i++) s[i] = fabsf(in[i]) < 0.625f ? s[i] : copysignf(l[i], in[i]);
-  return vload(s);
+  const vf y = vexp2m1(vabs(x) * vset(-2.f * 1.44269504f));
+  return vsigned(vquotient(vzero() - y, vset(2.f) + y), x);
 }
 
 static inline vf vload_as(DType t, const char* p, int n) {
@@ -134,19 +121,19 @@ static inline Extent extent_of(const Bounds* rows, int n, int64_t k0, int64_t k1
 
 // How a product becomes a logit in base 2: plain is `factor * product`, where factor holds scale and log2(e).
 struct LogitRule {
-  float factor, scale, cap, slope;
+  float factor, scale, cap, inner, slope;  // inner: scale / cap
   bool plain;
 };
 static inline LogitRule logit_rule(const Call& c, int h, int head) {
   const float stored = c.k_scale ? c.k_scale[h * c.k_scale_step] : 1.f, scale = c.scale * stored;
   const float slope = c.alibi ? c.alibi[head] : 0.f;
-  LogitRule r = {scale * 1.44269504f, scale, c.softcap, slope, c.softcap == 0.f && !c.alibi};
+  const float inner = c.softcap != 0.f ? scale / c.softcap : 0.f;
+  LogitRule r = {scale * 1.44269504f, scale, c.softcap, inner, slope, c.softcap == 0.f && !c.alibi};
   return r;
 }
 static inline vf logit(const LogitRule& r, vf x, int64_t base, int64_t position) {
   if (r.plain) return x * vset(r.factor);
-  x = x * vset(r.scale);
-  if (r.cap != 0.f) x = vset(r.cap) * vtanh(x / vset(r.cap));
+  x = r.cap != 0.f ? vset(r.cap) * vtanh(x * vset(r.inner)) : x * vset(r.scale);
   if (r.slope != 0.f) x = x - vset(r.slope) * vabs(viota(base - position));
   return x * vset(1.44269504f);
 }

@@ -21,12 +21,14 @@ struct Packed {
   float *o, *l;              // of kSubRows rows, over the packed keys
   float *o_total, *l_total;  // over those before, by the same reference
   float *m, *key_scale, *value_scale;
+  float *q_size, *key_size;  // lengths of queries, scaled, and of keys: their product bounds a logit before its cap
   double* q_exact;
   Bounds* bounds;
   LogitRule* rules;
   int width, width_v, most;
   int64_t t0;                // position of the first packed key
-  bool plain, scaled, exact, keys_direct;
+  float cap, key_most;       // key_most: the largest of key_size
+  bool plain, scaled, exact, capped, keys_direct;
 };
 
 // Hands out a scratch in pieces of whole cache lines; from null it measures.
@@ -54,6 +56,7 @@ static inline char* place_packed(char* scratch, int head_size, int head_size_v, 
   x.o = p.take<float>(kSubRows * x.width_v), x.l = p.take<float>(kSubRows * W);
   x.q_exact = p.take<double>(kSubRows * x.width);
   x.key_scale = p.take<float>(x.most), x.value_scale = p.take<float>(x.most);
+  x.q_size = p.take<float>(rows), x.key_size = p.take<float>(x.most);
   x.bounds = p.take<Bounds>(rows), x.rules = p.take<LogitRule>(rows);
   return p.at;
 }
@@ -137,6 +140,16 @@ static inline void add_values(const float* s, const float* panel, int n, float* 
     for (int i = 0; i < N; i++) vstore(o + r * width + i * W, acc[r][i]);
 }
 
+// Lengths of the W keys in one vector of a panel's columns.
+static inline vf lengths_of(const float* panel, int width) {
+  vf sum = vzero();
+  for (int d = 0; d < width; d++) sum = vfma(vload(panel + d * kPanel), vload(panel + d * kPanel), sum);
+  float size[W];
+  vstore(size, sum);
+  for (float& y : size) y = sqrtf(y);
+  return vload(size);
+}
+
 // Pack keys [t0, t0 + n): K in panels [key / kPanel][head size][kPanel], past n the last one again, and V in panels
 // [column / kPanel][key][kPanel], so that no stride of the cache makes rows compete for the same sets of a cache.
 static void pack_panels(const Call& c, const Item& it, const Packed& x, int n) {
@@ -164,11 +177,13 @@ static void pack_panels(const Call& c, const Item& it, const Packed& x, int n) {
         vtranspose(y);
         for (int r = 0; r < W; r++) vstore(to + (d + r) * kPanel, y[r]);
       }
+      if (x.capped) vstore(x.key_size + j + i, lengths_of(to, x.width));
     }
   }
   for (int j = 0; j < x.most && x.scaled; j++) {
     x.key_scale[j] = j < n ? scale_at(c, c.key_scales, it.b, it.h, x.t0 + j) : 0.f;
     x.value_scale[j] = j < n ? scale_at(c, c.value_scales, it.b, it.h, x.t0 + j) : 0.f;
+    x.key_size[j] *= fabsf(x.key_scale[j]);
   }
 }
 
@@ -177,21 +192,48 @@ struct Span {
   int from, to;
 };
 
-static inline void multiply_panels(const Call& c, const Packed& x, const Span& k, int row, int groups) {
+// The products of one block of rows and one panel, or half of it, into s.
+static inline void any_products(const Call& c, const Packed& x, int row, const double* exact, const float* panel, bool half,
+                                float* s) {
+  const float* q = x.q + row * x.width;
+  if (exact) {
+    panel_products_exact(exact, x.width, panel, c.head_size, s);
+    if (!half) panel_products_exact(exact, x.width, panel + kPanel / 2, c.head_size, s + kPanel / 2);
+  } else if (half) {
+    panel_products<kPanelVecs / 2>(q, x.width, panel, c.head_size, s);
+  } else {
+    panel_products<kPanelVecs>(q, x.width, panel, c.head_size, s);
+  }
+}
+
+static inline float largest(const float* x, int n) {
+  float y = x[0];
+  for (int i = 1; i < n; i++) y = x[i] > y || x[i] != x[i] ? x[i] : y;  // NaN, if there is one
+  return y;
+}
+
+// Under a cap. A logit that cannot reach it is hardly flattened, so that a float32 product errs as it does without a cap;
+// any other is taken in double precision. Each row and key decides for itself, whatever else is multiplied with them.
+static inline void capped_products(const Call& c, const Packed& x, int row, const double* exact, int j, bool half, float* s) {
+  const float *panel = x.keys + j * x.width, *size = x.key_size + j;
+  const int n = half ? kPanel / 2 : kPanel;
+  any_products(c, x, row, nullptr, panel, half, s);
+  if (largest(x.q_size + row, kPackRows) * largest(size, n) < x.cap) return;
+  alignas(64) float better[kPackRows * kPackBlock];
+  any_products(c, x, row, exact, panel, half, better);
+  for (int r = 0; r < kPackRows; r++)
+    for (int i = r * kPackBlock, k = 0; k < n; i += W, k += W)
+      vstore(s + i, vbelow(vset(x.q_size[row + r]) * vload(size + k), vset(x.cap), vload(s + i), vload(better + i)));
+}
+
+static inline void multiply_panels(const Call& c, const Packed& x, const Span& k, int row, int groups, bool doubles) {
   for (int j = k.from; j < k.to; j += kPanel)
     for (int g = 0; g < groups; g++) {
-      const float *q = x.q + (row + g * kPackRows) * x.width, *panel = x.keys + j * x.width;
-      float* s = x.s + g * kPackRows * kPackBlock + j % kPackBlock;
       const bool half = k.to - j <= kPanel / 2;  // at the edge of causality
-      if (x.exact) {
-        const double* exact = x.q_exact + g * kPackRows * x.width;
-        panel_products_exact(exact, x.width, panel, c.head_size, s);
-        if (!half) panel_products_exact(exact, x.width, panel + kPanel / 2, c.head_size, s + kPanel / 2);
-      } else if (half) {
-        panel_products<kPanelVecs / 2>(q, x.width, panel, c.head_size, s);
-      } else {
-        panel_products<kPanelVecs>(q, x.width, panel, c.head_size, s);
-      }
+      const double* exact = doubles ? x.q_exact + g * kPackRows * x.width : nullptr;
+      float* s = x.s + g * kPackRows * kPackBlock + j % kPackBlock;
+      if (doubles && x.capped) capped_products(c, x, row + g * kPackRows, exact, j, half, s);
+      else any_products(c, x, row + g * kPackRows, exact, x.keys + j * x.width, half, s);
     }
 }
 
@@ -228,7 +270,7 @@ static inline void packed_softmax(const Packed& x, const Span& k, int row, int i
   }
   const vf scale = vset(factor), shift = vset(m == -INFINITY ? 0.f : -m);
   for (int v = from; v < to; v += W) {
-    vf p = vweight(vfma(vload(s + v), scale, shift));
+    vf p = vexp2(vfma(vload(s + v), scale, shift));
     l = l + p;
     if (x.scaled) p = p * vload(x.value_scale + key0 - x.t0 + v);
     vstore(s + v, p);
@@ -261,14 +303,15 @@ static void run_sub(const Call& c, const Packed& x, int row, int rows, int n) {
   if (e.from >= e.to) return;
   memset(x.o, 0, sizeof(float) * kSubRows * x.width_v);
   memset(x.l, 0, sizeof(float) * kSubRows * W);
-  for (int i = 0; i < groups * kPackRows * x.width && x.exact; i++) x.q_exact[i] = x.q[row * x.width + i];
+  const bool doubles = x.exact || (x.capped && !(largest(x.q_size + row, rows) * x.key_most < x.cap));
+  for (int i = 0; i < groups * kPackRows * x.width && doubles; i++) x.q_exact[i] = x.q[row * x.width + i];
   const int first = static_cast<int>(e.from - x.t0), last = static_cast<int>(e.to - x.t0);
   for (int j = first / kPackBlock * kPackBlock; j < last; j += kPackBlock) {
     bool seen = false;
     for (int i = 0; i < rows && !seen; i++) seen = !sees_none(bounds[i], x.t0 + j, x.t0 + j + kPackBlock);
     if (!seen) continue;
     const Span k = {static_cast<int>(imax(first, j)) / kPanel * kPanel, static_cast<int>(imin(last, j + kPackBlock))};
-    multiply_panels(c, x, k, row, groups);
+    multiply_panels(c, x, k, row, groups, doubles);
     for (int i = 0; i < groups * kPackRows; i++) packed_softmax(x, k, row + i, i);
     weigh_values(x, k, groups);
   }
@@ -288,6 +331,12 @@ static inline Bounds clipped(Bounds b, const Item& it) {
   return b;
 }
 
+static inline float length_of(const float* q, int width) {
+  vf sum = vzero();
+  for (int d = 0; d < width; d += W) sum = vfma(vload(q + d), vload(q + d), sum);
+  return sqrtf(vrsum(sum));
+}
+
 static inline void packed_start(const Call& c, const Item& it, const Packed& x, int rows, int padded) {
   const int64_t size = dtype_bytes(c.dtype);
   for (int i = 0; i < padded; i++) {
@@ -298,6 +347,7 @@ static inline void packed_start(const Call& c, const Item& it, const Packed& x, 
     const bool known = i && row / c.group == (it.r0 + i - 1) / c.group;
     x.bounds[i] = known ? x.bounds[i - 1] : clipped(bounds_of(c, it.b, row / c.group), it);
     x.rules[i] = logit_rule(c, it.h, head);
+    x.q_size[i] = x.capped ? fabsf(x.rules[i].scale) * length_of(x.q + i * x.width, x.width) : 0.f;
     x.m[i] = -INFINITY;
   }
   memset(x.o_total, 0, sizeof(float) * padded * x.width_v);
@@ -308,10 +358,12 @@ static void run_packed(const Call& c, const Item& it, char* scratch) {
   Packed x;
   place_packed(scratch, c.head_size, c.head_size_v, x);
   const int rows = it.r1 - it.r0, padded = static_cast<int>(round_up(rows, kPackRows));
-  packed_start(c, it, x, rows, padded);
   x.keys_direct = c.kv_dtype == DType::kFloat32 && c.head_size % W == 0;
   x.scaled = c.kv_dtype == DType::kInt8;
-  x.exact = c.dtype == DType::kFloat32 && (!kHasFused || c.softcap != 0.f);
+  x.exact = c.dtype == DType::kFloat32 && !kHasFused;
+  x.cap = c.softcap;
+  x.capped = c.dtype == DType::kFloat32 && kHasFused && c.softcap != 0.f;
+  packed_start(c, it, x, rows, padded);
   // A raw maximum is the maximum of the logits only if they rise together.
   x.plain = x.rules[0].plain && !x.scaled && x.rules[0].factor > 0.f;
   const Extent e = extent_of(x.bounds, padded, it.k0, it.k1);
@@ -320,6 +372,7 @@ static void run_packed(const Call& c, const Item& it, char* scratch) {
     x.t0 = imax(at, e.from / kPackBlock * kPackBlock);
     const int n = static_cast<int>(imin(at + x.most, e.to) - x.t0);
     pack_panels(c, it, x, n);
+    x.key_most = x.capped ? largest(x.key_size, n) : 0.f;
     for (int row = 0; row < rows; row += kSubRows)
       run_sub(c, x, row, static_cast<int>(imin(kSubRows, padded - row)), n);
   }

@@ -27,6 +27,11 @@ static inline vf viota(int64_t base) {
 }
 static inline vf vabs(vf x) { return _mm256_andnot_ps(vset(-0.f), x); }
 static inline bool vany_gt(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+static inline vf vbelow(vf x, vf limit, vf then, vf other) {  // other where x is NaN
+  return _mm256_blendv_ps(other, then, _mm256_cmp_ps(x, limit, _CMP_LT_OQ));
+}
+static inline vf vsigned(vf size, vf sign) { return _mm256_or_ps(size, _mm256_and_ps(sign, vset(-0.f))); }
+static inline vf vquotient(vf a, vf b) { return a / b; }
 static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   const int l = static_cast<int>(imin(imax(lo - base, 0), W)), h = static_cast<int>(imin(imax(hi - base, 0), W));
   const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lanes(), _mm256_set1_epi32(l - 1)),
@@ -34,22 +39,32 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(in));
 }
 
+static inline vf vslope(vf f) {  // (2^f - 1) / f for |f| <= 1/2
+  vf p = vset(1.546144746e-4f);
+  p = vfma(p, f, vset(1.339086735e-3f));
+  p = vfma(p, f, vset(9.618056670e-3f));
+  p = vfma(p, f, vset(5.550357104e-2f));
+  p = vfma(p, f, vset(2.402265092e-1f));
+  p = vfma(p, f, vset(6.931471880e-1f));
+  return p;
+}
 static inline vf vexp2(vf y) {
   const vf keep = _mm256_cmp_ps(y, vset(-126.f), _CMP_NLT_UQ);  // so that NaN stays
   y = _mm256_max_ps(vset(-126.f), y);
   const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
-  vf p = vset(1.5403530e-4f);
-  p = vfma(p, f, vset(1.3333558e-3f));
-  p = vfma(p, f, vset(9.6181291e-3f));
-  p = vfma(p, f, vset(5.5504109e-2f));
-  p = vfma(p, f, vset(2.4022651e-1f));
-  p = vfma(p, f, vset(6.9314718e-1f));
-  p = vfma(p, f, vset(1.f));
+  const vf p = vfma(vslope(f), f, vset(1.f));
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
   const vf x = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
   return _mm256_and_ps(keep, _mm256_blendv_ps(x, y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q)));
 }
-static inline vf vweight(vf y) { return vexp2(y); }
+// 2^y - 1 for y <= 0, without cancellation near 0.
+static inline vf vexp2m1(vf y) {
+  y = _mm256_max_ps(vset(-64.f), y);  // in this order NaN stays
+  const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+  const vf power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  return vfma(power, vslope(f) * f, power - vset(1.f));
+}
 
 static inline vf vreduce(vf* a) {
   const vf x = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));

@@ -24,26 +24,39 @@ static inline bool vany_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT
 static inline __mmask16 first_lanes(int64_t n) {
   return static_cast<__mmask16>((1u << imin(imax(n, 0), 16)) - 1u);
 }
+static inline vf vbelow(vf x, vf limit, vf then, vf other) {  // other where x is NaN
+  return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), then);
+}
+static inline vf vsigned(vf size, vf sign) { return _mm512_or_ps(size, _mm512_and_ps(sign, vset(-0.f))); }
+// a / b for b in [1, 2]: a division takes as long as 16 products.
+static inline vf vquotient(vf a, vf b) {
+  vf r = _mm512_rcp14_ps(b);
+  r = vfma(r, _mm512_fnmadd_ps(b, r, vset(1.f)), r);
+  const vf q = a * r;
+  return vfma(r, _mm512_fnmadd_ps(b, q, a), q);
+}
 static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   const __mmask16 in = static_cast<__mmask16>(first_lanes(hi - base) & ~first_lanes(lo - base));
   return _mm512_mask_mov_ps(other, in, x);
 }
 
-static inline vf vexp2(vf y) {
-  y = _mm512_max_ps(vset(-200.f), y);  // in this order NaN stays
-  const vf whole = _mm512_roundscale_ps(y, 8), f = y - whole;
-  vf p = vset(1.5403530e-4f);
-  p = vfma(p, f, vset(1.3333558e-3f));
-  p = vfma(p, f, vset(9.6181291e-3f));
-  p = vfma(p, f, vset(5.5504109e-2f));
-  p = vfma(p, f, vset(2.4022651e-1f));
-  p = vfma(p, f, vset(6.9314718e-1f));
-  p = vfma(p, f, vset(1.f));
-  return _mm512_scalef_ps(p, whole);  // below 2^-149 that is 0
+static inline vf vslope(vf f) {  // (2^f - 1) / f for |f| <= 1/2
+  vf p = vset(1.546144746e-4f);
+  p = vfma(p, f, vset(1.339086735e-3f));
+  p = vfma(p, f, vset(9.618056670e-3f));
+  p = vfma(p, f, vset(5.550357104e-2f));
+  p = vfma(p, f, vset(2.402265092e-1f));
+  p = vfma(p, f, vset(6.931471880e-1f));
+  return p;
 }
-
-// 2^y to 1e-7, for weights of a softmax: by floor(y), so that -inf needs no special case.
-static inline vf vweight(vf y) {
+// 2^y - 1 for y <= 0, without cancellation near 0.
+static inline vf vexp2m1(vf y) {
+  y = _mm512_max_ps(vset(-64.f), y);  // in this order NaN stays
+  const vf whole = _mm512_roundscale_ps(y, 8), f = y - whole, power = _mm512_scalef_ps(vset(1.f), whole);
+  return vfma(power, vslope(f) * f, power - vset(1.f));
+}
+// 2^y to 1e-7: by floor(y), so that -inf needs no special case.
+static inline vf vexp2(vf y) {
   const vf f = _mm512_reduce_ps(y, 1);
   vf p = vset(1.877576625e-3f);
   p = vfma(p, f, vset(8.989340521e-3f));
