@@ -1,9 +1,17 @@
 // What the kernels of one ISA level share: addressing of pages, who sees what, logits, and finished rows.
 
-// (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: by a negative exponent nothing overflows.
 static inline vf vtanh(vf x) {
-  const vf y = vexp2m1(vabs(x) * vset(-2.f * 1.44269504f));
-  return vsigned(vquotient(vzero() - y, vset(2.f) + y), x);
+  // Near 0 the form with an exponential cancels; a polynomial of x^2 takes over (Cephes, tanhf).
+  const vf z = x * x;
+  vf p = vset(-5.70498872745e-3f);
+  p = vfma(p, z, vset(2.06390887954e-2f));
+  p = vfma(p, z, vset(-5.37397155531e-2f));
+  p = vfma(p, z, vset(1.33314422036e-1f));
+  p = vfma(p, z, vset(-3.33332819422e-1f));
+  const vf small = vfma(p * z, x, x), size = vabs(x);
+  // 1 - 2 / (e^2|x| + 1), by a negative exponent so that nothing overflows
+  const vf e = vexp2(size * vset(-2.f * 1.44269504f)), large = vquotient(vset(1.f) - e, vset(1.f) + e);
+  return vbelow(size, vset(0.625f), small, vsigned(large, x));
 }
 
 static inline vf vload_as(DType t, const char* p, int n) {
@@ -121,19 +129,21 @@ static inline Extent extent_of(const Bounds* rows, int n, int64_t k0, int64_t k1
 
 // How a product becomes a logit in base 2: plain is `factor * product`, where factor holds scale and log2(e).
 struct LogitRule {
-  float factor, scale, cap, inner, slope;  // inner: scale / cap
+  float factor, scale, cap, slope;
+  float inner, rest;  // together scale / cap: rounding it would shift all logits of a row alike
   bool plain;
 };
 static inline LogitRule logit_rule(const Call& c, int h, int head) {
   const float stored = c.k_scale ? c.k_scale[h * c.k_scale_step] : 1.f, scale = c.scale * stored;
   const float slope = c.alibi ? c.alibi[head] : 0.f;
-  const float inner = c.softcap != 0.f ? scale / c.softcap : 0.f;
-  LogitRule r = {scale * 1.44269504f, scale, c.softcap, inner, slope, c.softcap == 0.f && !c.alibi};
+  const double capped = c.softcap != 0.f ? static_cast<double>(scale) / c.softcap : 0.;
+  const float inner = static_cast<float>(capped), rest = static_cast<float>(capped - inner);
+  LogitRule r = {scale * 1.44269504f, scale, c.softcap, slope, inner, rest, c.softcap == 0.f && !c.alibi};
   return r;
 }
 static inline vf logit(const LogitRule& r, vf x, int64_t base, int64_t position) {
   if (r.plain) return x * vset(r.factor);
-  x = r.cap != 0.f ? vset(r.cap) * vtanh(x * vset(r.inner)) : x * vset(r.scale);
+  x = r.cap != 0.f ? vset(r.cap) * vtanh(vfma(x, vset(r.inner), x * vset(r.rest))) : x * vset(r.scale);
   if (r.slope != 0.f) x = x - vset(r.slope) * vabs(viota(base - position));
   return x * vset(1.44269504f);
 }

@@ -39,31 +39,20 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(in));
 }
 
-static inline vf vslope(vf f) {  // (2^f - 1) / f for |f| <= 1/2
+static inline vf vexp2(vf y) {
+  const vf keep = _mm256_cmp_ps(y, vset(-126.f), _CMP_NLT_UQ);  // so that NaN stays
+  y = _mm256_max_ps(vset(-126.f), y);
+  const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
   vf p = vset(1.546144746e-4f);
   p = vfma(p, f, vset(1.339086735e-3f));
   p = vfma(p, f, vset(9.618056670e-3f));
   p = vfma(p, f, vset(5.550357104e-2f));
   p = vfma(p, f, vset(2.402265092e-1f));
   p = vfma(p, f, vset(6.931471880e-1f));
-  return p;
-}
-static inline vf vexp2(vf y) {
-  const vf keep = _mm256_cmp_ps(y, vset(-126.f), _CMP_NLT_UQ);  // so that NaN stays
-  y = _mm256_max_ps(vset(-126.f), y);
-  const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
-  const vf p = vfma(vslope(f), f, vset(1.f));
+  p = vfma(p, f, vset(1.f));
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
   const vf x = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
   return _mm256_and_ps(keep, _mm256_blendv_ps(x, y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q)));
-}
-// 2^y - 1 for y <= 0, without cancellation near 0.
-static inline vf vexp2m1(vf y) {
-  y = _mm256_max_ps(vset(-64.f), y);  // in this order NaN stays
-  const vf whole = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = y - whole;
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
-  const vf power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
-  return vfma(power, vslope(f) * f, power - vset(1.f));
 }
 
 static inline vf vreduce(vf* a) {

@@ -40,21 +40,6 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   return _mm512_mask_mov_ps(other, in, x);
 }
 
-static inline vf vslope(vf f) {  // (2^f - 1) / f for |f| <= 1/2
-  vf p = vset(1.546144746e-4f);
-  p = vfma(p, f, vset(1.339086735e-3f));
-  p = vfma(p, f, vset(9.618056670e-3f));
-  p = vfma(p, f, vset(5.550357104e-2f));
-  p = vfma(p, f, vset(2.402265092e-1f));
-  p = vfma(p, f, vset(6.931471880e-1f));
-  return p;
-}
-// 2^y - 1 for y <= 0, without cancellation near 0.
-static inline vf vexp2m1(vf y) {
-  y = _mm512_max_ps(vset(-64.f), y);  // in this order NaN stays
-  const vf whole = _mm512_roundscale_ps(y, 8), f = y - whole, power = _mm512_scalef_ps(vset(1.f), whole);
-  return vfma(power, vslope(f) * f, power - vset(1.f));
-}
 // 2^y to 1e-7: by floor(y), so that -inf needs no special case.
 static inline vf vexp2(vf y) {
   const vf f = _mm512_reduce_ps(y, 1);

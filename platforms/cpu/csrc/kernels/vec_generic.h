@@ -42,30 +42,21 @@ static inline vf vclip(vf x, int64_t base, int64_t lo, int64_t hi, vf other) {
   return vsel((lane >= l) & (lane < h), x, other);
 }
 
-static inline vf vslope(vf f) {  // (2^f - 1) / f for |f| <= 1/2
+// 2^y by 2^round(y) * polynomial; below -126 the result is 0.
+static inline vf vexp2(vf y) {
+  const vi tiny = y < -126.f;
+  y = tiny ? vset(-126.f) : y;
+  const vf shifted = y + 0x1.8p23f, whole = shifted - 0x1.8p23f, f = y - whole;
   vf p = vset(1.546144746e-4f);
   p = vfma(p, f, vset(1.339086735e-3f));
   p = vfma(p, f, vset(9.618056670e-3f));
   p = vfma(p, f, vset(5.550357104e-2f));
   p = vfma(p, f, vset(2.402265092e-1f));
   p = vfma(p, f, vset(6.931471880e-1f));
-  return p;
-}
-// 2^y by 2^round(y) * polynomial; below -126 the result is 0.
-static inline vf vexp2(vf y) {
-  const vi tiny = y < -126.f;
-  y = tiny ? vset(-126.f) : y;
-  const vf shifted = y + 0x1.8p23f, whole = shifted - 0x1.8p23f, f = y - whole;
-  const vf p = vfma(vslope(f), f, vset(1.f));
+  p = vfma(p, f, vset(1.f));
   const vi exponent = ((vi)shifted - 0x4b400000) << 23;
   const vf x = y == y ? (vf)((vi)p + exponent) : y;
   return tiny ? vzero() : x;
-}
-// 2^y - 1 for y <= 0, without cancellation near 0.
-static inline vf vexp2m1(vf y) {
-  y = vsel(y < -64.f, vset(-64.f), y);
-  const vf shifted = y + 0x1.8p23f, f = y - (shifted - 0x1.8p23f), power = (vf)(((vi)shifted - (0x4b400000 - 127)) << 23);
-  return vfma(power, vslope(f) * f, power - vset(1.f));
 }
 
 static inline vf vreduce(vf* a) {  // lane i of the result is the sum of the lanes of a[i]
