@@ -20,7 +20,7 @@ static inline vf exp2_rough(vf y) {
 // cap * tanh(x * scale / cap) in base 2, to 3e-7 of the cap: by 1 - 2 / (1 + e^2x), which needs no sign.
 static inline vf cap_roughly(const LogitRule& r, vf x) {
   const float in_base_2 = r.cap * 1.44269504f;
-  const vf e = vweight(_mm512_min_ps(vset(64.f), x * vset(2.f * r.factor / r.cap))), d = e + vset(1.f);  // NaN stays
+  const vf e = vexp2(_mm512_min_ps(vset(64.f), x * vset(2.f * r.factor / r.cap))), d = e + vset(1.f);  // NaN stays
   vf inverse = _mm512_rcp14_ps(d);
   inverse = inverse * _mm512_fnmadd_ps(d, inverse, vset(2.f));
   return vfma(inverse, vset(-2.f * in_base_2), vset(in_base_2));
