@@ -20,6 +20,21 @@ std::string listed(const List& list) {
   return text.str();
 }
 
+// The last element lies in the storage: one that was freed or shrunk behind a tensor leaves its sizes as they were.
+void require_memory(const char* name, const Tensor& t) {
+  const auto sizes = t.sizes(), steps = t.strides();
+  int64_t last = t.storage_offset(), held = 0;
+  for (size_t i = 0; i < sizes.size(); i++) {
+    if (sizes[i] == 0) return;
+    last += (sizes[i] - 1) * steps[i];
+  }
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &held));
+  const int64_t needed = (last + 1) * static_cast<int64_t>(t.element_size());
+  if (needed > held)
+    refuse((std::string(name) + " storage").c_str(), std::to_string(held) + " bytes",
+           "at least " + std::to_string(needed) + ", what its shape and strides reach");
+}
+
 }  // namespace
 
 std::string shape_of(const Tensor& t) { return listed(t.sizes()); }
@@ -54,6 +69,7 @@ void require_tensor(const char* name, const Tensor& t, std::initializer_list<int
   if (!strided)
     refuse((std::string(name) + " strides").c_str(), strides_of(t),
            dense_last ? "no negative one, and 1 for the last dimension" : "no negative one");
+  require_memory(name, t);
 }
 
 void require_dtype(const char* name, const Tensor& t, ScalarType dtype) {

@@ -38,7 +38,7 @@ std::string shape_of(const Tensor& t);
 std::string strides_of(const Tensor& t);
 const char* dtype_name(ScalarType t);
 
-// The tensor is on the host, has these sizes (-1: any), and its last dimension is dense where asked.
+// The tensor is on the host, has these sizes (-1: any) and memory for them, and its last dimension is dense if asked.
 void require_tensor(const char* name, const Tensor& t, std::initializer_list<int64_t> sizes, bool dense_last = true);
 void require_dtype(const char* name, const Tensor& t, ScalarType dtype);
 // Strides are not negative, and elements of a written tensor have memory of their own.

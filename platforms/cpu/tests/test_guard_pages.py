@@ -45,3 +45,42 @@ def test_a_guard_page_does_stop_who_touches_it() -> None:
         "rows.as_strided((4, 8), (8, 1)).sum()\n"
     )
     assert _run(["-c", code]).returncode < 0
+
+
+_FREED = """
+import torch
+from test_cpu_attn import Step
+
+for held in (0, 64):
+    step = Step([33, 20], [1, 4])
+    plan, cache = step.layer.plan(step.common), step.cache
+    rows, slots = torch.zeros(5, 2, 64), torch.arange(5)
+    calls = [
+        lambda: step.layer.forward(step.query, None, None, cache, plan),
+        lambda: step.layer.forward(step.query, None, None, cache, plan, lse=torch.zeros(6, 5)),
+        lambda: step.layer.impl.do_kv_cache_update(step.layer, rows, rows, cache, slots),
+    ]
+    for call in calls:
+        call()
+    cache.untyped_storage().resize_(held)
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            print(error)
+query = step.query
+query.untyped_storage().resize_(0)
+arguments = (query, None, None, step.layer.allocate(5), plan)
+try:
+    step.layer.forward(*arguments)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_memory_that_was_freed_behind_a_tensor_is_refused() -> None:
+    done = _run(["-c", _FREED])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
+    said = done.stdout.splitlines()
+    assert len(said) == 7, said
+    assert all("storage" in line for line in said), said

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import AttentionSpec, KVViews
 
 __all__ = ["CacheViews", "splitter"]
@@ -41,7 +42,10 @@ class CacheViews:
 
     def _read(self, kv_cache: Tensor) -> KVViews:
         # Views of the cache itself would keep it from ever being freed.
-        views = self._split(kv_cache.detach())
+        try:
+            views = self._split(kv_cache.detach())
+        except RuntimeError as error:  # torch's: its storage was freed or shrunk behind it
+            raise InvalidInputError(f"kv_cache has no keys and values: {error}") from error
         seen, address = self._seen, kv_cache.data_ptr()
         if address:  # empty tensors share the null address
             seen[address] = (weakref.ref(kv_cache, lambda _: seen.pop(address, None)), views)
