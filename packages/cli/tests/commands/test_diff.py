@@ -36,6 +36,16 @@ def test_what_is_the_same_is_not_shown(attn: Any) -> None:
     assert "every candidate has the same verdict on both" in text
 
 
+def test_another_kernel_of_the_same_backend_differs(attn: Any) -> None:
+    plain = (*REQUEST[:4], "--backend", "FLASH_ATTN")
+    (group,) = attn.json("explain", "--diff", "a100", "h100", *plain)["groups"]
+    assert group["is_same"]
+    assert "FLASH_ATTN" in group["differences"]
+    text = attn("explain", "--diff", "a100", "h100", *plain).stdout
+    assert "FlashAttention 2" in text
+    assert "FlashAttention 3" in text
+
+
 def test_a_table_with_a_column_for_each(attn: Any, only_on_nvidia: str) -> None:
     text = attn("explain", "--diff", "h100", "b60", *REQUEST[:4]).stdout
     lines = text.splitlines()

@@ -75,9 +75,11 @@ def _compile_ahead(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         last = ""
-        for line in process.stdout or ():
-            sys.stderr.write(line)
+        for line in filter(str.strip, process.stdout or ()):
+            sys.stderr.write(last)
             sys.stderr.flush()
-            last = line.strip() or last
-    if process.returncode:
-        raise UnsupportedOptionError(f"kernels of {backend} were not compiled ahead: {last}")
+            last = line
+    if process.returncode:  # the last line says why: said once, in the error
+        words = last.strip() or f"the process ended with {process.returncode}"
+        raise UnsupportedOptionError(f"kernels of {backend} were not compiled ahead: {words}")
+    sys.stderr.write(last)

@@ -111,7 +111,8 @@ def _essence(verdict: dict[str, Any] | None) -> tuple[Any, ...] | None:
         return None
     keys = ("status", "priority", "detail", "slow_features", "kv_layout", "block_size")
     reasons = [(reason["code"], reason["allowed"]) for reason in verdict["reasons"]]
-    return (reasons, *(verdict[key] for key in keys))
+    paths = [(path["rows"], path["kernel"]) for path in verdict["paths"]]
+    return (reasons, paths, *(verdict[key] for key in keys))
 
 
 def _verdict(name: str, selection: Selection) -> dict[str, Any] | None:

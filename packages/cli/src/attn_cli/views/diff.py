@@ -63,4 +63,5 @@ def _cell(verdict: Record | None) -> Text:
         rank = verdict["priority"]
         lines.append(Text("by name only" if rank is None else f"priority {rank}"))
         lines += [Text(f"slow path for {name}") for name in verdict["slow_features"]]
+        lines += [Text(f"{path['rows']}: {path['kernel']}") for path in verdict["paths"]]
     return Text("\n").join(lines)
