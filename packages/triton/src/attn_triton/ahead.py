@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
-from attn_shared.errors import InvalidInputError, VendorMissingError, own_words
+from attn_shared.errors import AttnError, InvalidInputError, VendorMissingError, own_words
 from attn_triton._noting import noted_by
 
 __all__ = ["TritonCompiler", "compile_lines", "main"]
@@ -121,11 +121,12 @@ def _current_arch() -> str:
 
 def _problem(line: str, arch: str, is_here: bool) -> str:
     """Compile a kernel; return why that failed, or ""."""
-    from attn_triton.kernels.compiling import Kind, compile_kernel, make_launcher, target_of
-
-    parts = json.loads(line)
-    module, _, name = parts["kernel"].partition(":")
+    name = f"line {line[:40]!r}"
     try:
+        from attn_triton.kernels.compiling import Kind, compile_kernel, make_launcher, target_of
+
+        parts = json.loads(line)
+        module, _, name = parts["kernel"].partition(":")
         kernel = getattr(importlib.import_module(module), name)
         kinds = {key: Kind(*kind) for key, kind in parts["kinds"].items()}
         target, options = target_of(arch), parts["options"]
@@ -138,7 +139,7 @@ def _problem(line: str, arch: str, is_here: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile by the command line; 1 where a kernel does not compile."""
+    """Compile by the command line; 1 where a kernel does not compile, 2 where none could be."""
     parser = argparse.ArgumentParser(
         prog="python -m attn_triton.ahead", description=(__doc__ or "").splitlines()[0]
     )
@@ -146,9 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", help="such as sm_90; by default the device that is here")
     parser.add_argument("--jobs", type=int, help="processes; by default one a core")
     options = parser.parse_args(arguments)
-    lines = options.kernels.read_text(encoding="utf-8").splitlines()
     start = time.monotonic()
-    problems = compile_lines(lines, arch=options.arch, jobs=options.jobs)
+    try:
+        lines = options.kernels.read_text(encoding="utf-8").splitlines()
+        problems = compile_lines(lines, arch=options.arch, jobs=options.jobs)
+    except (AttnError, ImportError, OSError, UnicodeError) as error:
+        sys.stderr.write(f"Error: {own_words(error)}\n")
+        return 2
     seconds = time.monotonic() - start
     words = [f"{len(lines) - len(problems)} of {len(lines)} kernels in {seconds:.0f} s", *problems]
     sys.stdout.write("\n".join(words) + "\n")
