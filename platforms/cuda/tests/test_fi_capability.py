@@ -81,6 +81,8 @@ def test_an_lse_is_of_hoppers_kernels() -> None:
         (H200, {"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
         (H200, {"softcap": 30.0}, "softcap"),
         (H200, {"dcp_size": 2}, "dcp"),
+        (H200, {"num_heads": 40, "num_kv_heads": 2}, "num_heads"),
+        (H200, {"num_heads": 64, "num_kv_heads": 1}, "num_heads"),
         (B200, {"block_size": 48}, "block_size"),
         (B200, {"block_size": 128, "num_kv_heads": 32}, "block_size"),
         (B200, {"kv_cache_dtype": "nvfp4", "kv_layout": "NHD"}, "kv_layout"),

@@ -48,7 +48,7 @@ def capability_trtllm(device: DeviceFacts, inventory: Inventory) -> Capability:
             *(rule for rule in own.rules if rule.name != "flashinfer_lse"),
             Rule(name="trtllm_nvfp4", check=_nvfp4),
             Rule(name="trtllm_non_causal", check=_non_causal),
-            *(_blackwell_rules(inventory) if is_blackwell else ()),
+            *(_blackwell_rules(inventory) if is_blackwell else _HOPPER_RULES),
         ),
     )
 
@@ -68,6 +68,26 @@ def _grouped_pages(request: AttentionRequest, _device: DeviceFacts) -> Reason | 
         allowed=", ".join(map(str, _GEN_PAGES)),
         hint="pages of 128 and more need several query heads per kv head",
     )
+
+
+def _xqa_groups(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+    """Refuse groups that XQA's kernel of Hopper does not compile for.
+
+    It rounds the heads of a group up to a multiple of 8 and takes one, two or four of these
+    (`Gemm0Acc::size` in mha_sm90.cu of 0.6.13; met on an H200 with 20 heads).
+    """
+    group = request.num_heads // request.num_kv_heads
+    if group <= 16 or 25 <= group <= 32:
+        return None
+    return Reason(
+        code="num_heads",
+        value=f"{request.num_heads} over {request.num_kv_heads}, a group of {group}",
+        allowed="groups of 1 to 16 and 25 to 32, for which XQA compiles",
+        hint="FLASHINFER serves it",
+    )
+
+
+_HOPPER_RULES = (Rule(name="xqa_groups", check=_xqa_groups),)
 
 
 def _nvfp4(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:

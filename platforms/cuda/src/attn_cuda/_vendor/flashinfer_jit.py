@@ -63,14 +63,30 @@ class FlashInferCompiler:
         before = os.environ.get(_JOBS)
         os.environ[_JOBS] = str(jobs)
         try:
-            self._build(specs, verbose=False, skip_prebuilt=True)
-        except Exception as error:  # ninja and nvcc speak through whatever it raises
-            names = ", ".join(spec.name for spec in specs)
-            raise VendorMissingError(
-                f"{names} do not compile: {own_words(error)}", library=_LIBRARY
-            ) from error
+            self._build_all(specs)
         finally:
             if before is None:
                 del os.environ[_JOBS]
             else:
                 os.environ[_JOBS] = before
+
+    def _build_all(self, specs: list[Any]) -> None:
+        """Build side by side; after a failure, which ends the others too, each of them alone."""
+        try:
+            self._build(specs, verbose=False, skip_prebuilt=True)
+        except Exception as error:  # noqa: BLE001 - nvcc speaks through whatever the library raises
+            failed = {specs[0].name: error} if len(specs) == 1 else self._build_each(specs)
+            for name, words in failed.items():
+                raise VendorMissingError(
+                    f"{', '.join(failed)} do not compile; {name}: {own_words(words)}",
+                    library=_LIBRARY,
+                ) from words
+
+    def _build_each(self, specs: list[Any]) -> dict[str, Exception]:
+        failed: dict[str, Exception] = {}
+        for spec in specs:
+            try:
+                self._build([spec], verbose=False, skip_prebuilt=True)
+            except Exception as error:  # noqa: BLE001 - likewise
+                failed[spec.name] = error
+        return failed
