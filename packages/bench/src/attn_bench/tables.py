@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from rich import box
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -13,6 +14,7 @@ from rich.text import Text
 from attn_bench.results import Cell, Machine, Rate, Results, Skipped
 from attn_bench.units import duration, figures, flops, percent, ratio_words
 from attn_bench.workloads import Heads, Workload
+from attn_shared.dtypes import dtype_name
 
 __all__ = [
     "headline",
@@ -22,6 +24,8 @@ __all__ = [
     "summary_lines",
     "workload_table",
 ]
+
+_USUAL_DTYPE = torch.bfloat16
 
 
 def result_tables(results: Results) -> Iterator[RenderableType]:
@@ -189,8 +193,9 @@ def workload_table(sets: Iterable[tuple[str, tuple[Workload, ...]]]) -> Table:
 
 
 def _listed(workload: Workload) -> str:
-    """Return a workload's lengths, and its layer where that is not the usual one."""
+    """Return a workload's lengths, and of its layer what is not the usual: heads, dtype, cache."""
     layer = [] if workload.heads == Heads() else [str(workload.heads)]
+    layer += [] if workload.dtype == _USUAL_DTYPE else [dtype_name(workload.dtype)]
     layer += [] if workload.kv_cache_dtype == "auto" else [f"{workload.kv_cache_dtype} cache"]
     return " ".join([f"{workload.phase} {workload.shape}", *layer])
 

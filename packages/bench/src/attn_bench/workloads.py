@@ -248,6 +248,17 @@ class Workload:
         cache = "" if self.kv_cache_dtype == "auto" else f" {self.kv_cache_dtype} cache"
         return f"{self.phase} {self.shape} {self.heads} {dtype_name(self.dtype)}{cache}"
 
+    def listed(self) -> dict[str, str | int]:
+        """What tells it from the others of its set, for JSON."""
+        return {
+            "phase": str(self.phase),
+            "label": self.shape,
+            "heads": str(self.heads),
+            "dtype": dtype_name(self.dtype),
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "block_size": self.block_size,
+        }
+
     def with_fields(self, **changes: Any) -> Workload:
         """Return a copy with some fields changed."""
         return replace(self, **changes)

@@ -102,7 +102,17 @@ def test_resume_measures_what_is_missing(attn: Any, words: list[str], tmp_path: 
 def test_workloads_are_listed(attn: Any) -> None:
     assert "32x4096" in attn("bench", "--list-workloads").stdout
     record = attn.json("bench", "--list-workloads")
-    assert record["workload_sets"]["prefill"][0] == {"phase": "prefill", "label": "1x512"}
+    assert record["workload_sets"]["prefill"][0] == {
+        "phase": "prefill",
+        "label": "1x512",
+        "heads": "32/8x128",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+    }
+    listed = [tuple(one.values()) for one in record["workload_sets"]["cpu-decode"]]
+    assert len(set(listed)) == len(listed)
+    assert "9/3x64 float32" in " ".join(attn("bench", "--list-workloads").stdout.split())
     assert "quick" in attn("bench", "--list-workloads", "-q").stdout.split()
 
 

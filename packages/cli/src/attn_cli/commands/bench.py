@@ -183,10 +183,7 @@ def _list_workloads(output: OutputFlags) -> int:
     from attn_bench.sets import SETS
     from attn_bench.tables import workload_table
 
-    sets = {
-        name: [{"phase": str(w.phase), "label": w.shape} for w in workloads]
-        for name, workloads in SETS.items()
-    }
+    sets = {name: [workload.listed() for workload in workloads] for name, workloads in SETS.items()}
     emit(
         {"schema_version": SCHEMA_VERSION, "workload_sets": sets},
         output,
