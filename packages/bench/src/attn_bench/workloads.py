@@ -248,7 +248,7 @@ class Workload:
         cache = "" if self.kv_cache_dtype == "auto" else f" {self.kv_cache_dtype} cache"
         return f"{self.phase} {self.shape} {self.heads} {dtype_name(self.dtype)}{cache}"
 
-    def listed(self) -> dict[str, str | int]:
+    def listed(self) -> dict[str, str | int | None]:
         """What tells it from the others of its set, for JSON."""
         return {
             "phase": str(self.phase),
