@@ -134,7 +134,10 @@ class FlashInfer(ReferenceBackend):
             wrapper = library.BatchPrefillWithPagedKVCacheWrapper(torch.zeros(8))
             self.plan(wrapper, call)
             views, count = self.views(call), call.common.num_actual_tokens
-            out, lse = wrapper.run(call.query[:count], (views.key, views.value), return_lse=True)
+            # What is hidden is finite before the scale, so that the query takes the scale's sign.
+            sign = (self.spec.scale > 0) - (self.spec.scale < 0)
+            query = call.query[:count] * sign
+            out, lse = wrapper.run(query, (views.key, views.value), return_lse=True)
             lse = lse.masked_fill(lse == -5e4, -math.inf)
             rows = torch.arange(count)
             padded = out.new_zeros((len(call.query), *out.shape[1:])).index_copy(0, rows, out)
@@ -159,7 +162,7 @@ class FlashInfer(ReferenceBackend):
                 head_dim_qk=self.spec.head_size,
                 page_size=size,
                 causal=True,
-                sm_scale=self.spec.scale,
+                sm_scale=abs(self.spec.scale) or 1.0,
                 window_left=-1 if self.spec.window[0] is None else self.spec.window[0],
                 q_data_type=self.spec.dtype,
             )
