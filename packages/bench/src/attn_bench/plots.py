@@ -29,6 +29,7 @@ Axes: TypeAlias = Any
 Figure: TypeAlias = Any
 """matplotlib.figure.Figure."""
 
+_NAME_WIDTH = 26  # characters that stand beside the bars; longer names are wrapped
 _INK = "#7d8590"
 _GRID = "#7d859040"
 _READ, _MATMUL = "#2f9e8f", "#a371f7"
@@ -203,7 +204,8 @@ def _axes_of(
 def _prepare(axes: Axes, rows: Sequence[_Row], *, with_names: bool) -> None:
     axes.set_facecolor("none")
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows] if with_names else [])
+    names = [textwrap.fill(row.name, _NAME_WIDTH) for row in rows] if with_names else []
+    axes.set_yticks(range(len(rows)), names)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
