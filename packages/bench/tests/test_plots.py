@@ -119,6 +119,17 @@ def test_no_label_lies_on_another() -> None:
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for _, box in boxes)
 
 
+def test_a_name_of_wide_characters_is_whole() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    name = "6d@150..4096 + 256p + 512@1536"
+    figure = draw(replace(RESULTS, cells=(replace(CELL, phase="mixed", label=name),)))
+    FigureCanvasAgg(figure).draw()
+    (written,) = (text for text in figure.findobj(Text) if text.get_text() == f"mixed {name}")
+    assert written.get_window_extent().x0 >= 0
+
+
 def test_nothing_to_draw() -> None:
     with pytest.raises(InvalidInputError, match="at least one measured cell"):
         draw(replace(RESULTS, cells=()))

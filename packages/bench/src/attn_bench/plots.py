@@ -29,14 +29,13 @@ Axes: TypeAlias = Any
 Figure: TypeAlias = Any
 """matplotlib.figure.Figure."""
 
-_NAME_WIDTH = 26  # characters that stand beside the bars; longer names are wrapped
 _INK = "#7d8590"
 _GRID = "#7d859040"
 _READ, _MATMUL = "#2f9e8f", "#a371f7"
 _PEERS = ("#d9822b", "#4184e4", "#c2549d", "#8f8f2e")
 _WIDTH = 9.0  # inches
 _LEFT = 0.215  # of the width, for the names of workloads, where that is enough
-_CHARACTER = 0.064  # of such a name, inches
+_CHARACTER = 0.072  # of such a name, inches; "@" and "+" are wide
 _ROW = 0.16  # of one bar, inches
 _GAP = 0.07  # between rows, inches
 _PANEL = 0.85  # of a panel's title and axis, inches
@@ -204,8 +203,7 @@ def _axes_of(
 def _prepare(axes: Axes, rows: Sequence[_Row], *, with_names: bool) -> None:
     axes.set_facecolor("none")
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    names = [textwrap.fill(row.name, _NAME_WIDTH) for row in rows] if with_names else []
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows] if with_names else [])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
