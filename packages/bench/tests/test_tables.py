@@ -107,7 +107,7 @@ def test_bare_lines() -> None:
 def test_sets_are_listed() -> None:
     text = shown([workload_table([("mine", (workload(), workload(label="noon")))])])
     assert "mine" in text
-    assert "decode 2x9 4/2x8, decode noon 4/2x8" in text
+    assert "decode 2x9 4/2x8 float32, decode noon 4/2x8 float32" in text
 
 
 def test_peers_are_listed() -> None:
