@@ -24,9 +24,13 @@ class Scale:
         self._sign = (scale > 0) - (scale < 0)
         self.value = abs(scale) or 1.0
 
+    def signed(self, query: Tensor) -> Tensor:
+        """Return a query (T, H, D) with the sign; a copy where the scale is not above 0."""
+        return query if self._sign > 0 else query * self._sign
+
     def query(self, query: Tensor) -> Tensor:
         """Return a query (T, H, D) with the sign, as kernels can load it; a copy where need be."""
-        return aligned(query) if self._sign > 0 else query * self._sign
+        return aligned(query) if self._sign > 0 else self.signed(query)
 
 
 def to_contract_lse(lse: Tensor, *, is_log2: bool = False) -> Tensor:

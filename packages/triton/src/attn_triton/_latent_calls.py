@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attn_shared.errors import InvalidInputError
 from attn_shared.impl import AttentionLayer
+from attn_shared.mla_edges import Scale
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec
 from attn_triton._latent_cache import LatentCache, LatentCaches
@@ -57,9 +58,8 @@ class LatentCalls:
         dims = spec.mla or MLADims()
         self._widths = (dims.kv_lora_rank, dims.qk_rope_head_dim)
         size = spec.dtype.itemsize
-        # The kernels mask before they scale: a factor that is not above 0 goes to the query.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
-        self._scale = (abs(spec.scale) or 1.0) * _LOG2E
+        self._sign = Scale(spec.scale)  # the kernels mask before they scale
+        self._scale = self._sign.value * _LOG2E
         self._padded = LatentWidths(
             latent=self._widths[0], rope=self._widths[1], element_bytes=size, cache_bytes=size
         ).padded
@@ -85,8 +85,7 @@ class LatentCalls:
             kv_cache: (blocks, page, latent + rope).
             step: of the batch.
         """
-        if self._sign <= 0:
-            query = query * self._sign
+        query = self._sign.signed(query)
         cache = self._caches.read(kv_cache)
         tile = step.grid.tile
         route, tiles = cache.chosen.get(tile) or self._choose(cache, kv_cache, tile)
