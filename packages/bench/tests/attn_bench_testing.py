@@ -13,27 +13,9 @@ from attn_bench.peers import SdpaContender
 from attn_bench.results import Cell, Limits, Machine, Rate, Results, Settings
 from attn_bench.timing import Call, PlanTime, Timer
 from attn_bench.workloads import Heads, Workload, WorkloadPhase
-from attn_conformance.stubs.opaque import OpaqueFunction
-from attn_conformance.stubs.signature import VendorSignature
 
 CPU = torch.device("cpu")
 HEADS = Heads(num_heads=4, num_kv_heads=2, head_size=8)
-
-# What vLLM's package gives beside its FlashAttention: the schedule, which the kernel alone reads.
-VLLM_SCHEDULE = OpaqueFunction(
-    signature=VendorSignature(
-        name="get_scheduler_metadata",
-        parameters=(
-            "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, "
-            "cache_seqlens, qkv_dtype='torch.bfloat16', headdim_v=None, cu_seqlens_q=None, "
-            "cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, max_seqlen_k_new=0, "
-            "causal=False, window_size=(-1, -1), has_softcap=False, num_splits=0, "
-            "pack_gqa=None, sm_margin=0"
-        ),
-        returns="int32, read by the kernel alone",
-    ),
-    answer=lambda arguments: torch.zeros(arguments["batch_size"] + 1, dtype=torch.int32),
-)
 
 
 def workload(

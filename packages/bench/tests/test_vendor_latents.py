@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_bench_testing import CPU, VLLM_SCHEDULE, workload
+from attn_bench_testing import CPU, workload
 
 from attn_bench.agreement import check_agreement
 from attn_bench.contenders import Prepared
@@ -15,7 +15,7 @@ from attn_bench.workloads import Heads, Workload
 from attn_conformance.stubs.modules import VendorStub, stub_vendor
 from attn_conformance.stubs.vendors.flash_mla import SGL_FLASH_MLA, TOKENSPEED_FLASH_MLA
 from attn_conformance.stubs.vendors.flashinfer_mla import FLASHINFER_MLA_0_6, FLASHINFER_MLA_0_7
-from attn_conformance.stubs.vendors.vllm_flash_attn import VLLM_FLASH_ATTN_3
+from attn_conformance.stubs.vendors.vllm_flash_attn import SCHEDULER_METADATA, VLLM_FLASH_ATTN_3
 from attn_shared.errors import UnsupportedOptionError
 
 (_INTERFACE,) = VLLM_FLASH_ATTN_3.modules.values()
@@ -24,7 +24,7 @@ VLLM = replace(
     modules={
         "vllm.vllm_flash_attn": {
             "flash_attn_varlen_func": _INTERFACE["flash_attn_varlen_func"],
-            "get_scheduler_metadata": VLLM_SCHEDULE,
+            "get_scheduler_metadata": SCHEDULER_METADATA,
             "fa_version_unsupported_reason": lambda version: None,
         },
     },

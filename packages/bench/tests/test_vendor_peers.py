@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attn_bench_testing import CPU, VLLM_SCHEDULE, workload
+from attn_bench_testing import CPU, workload
 
 from attn_bench.agreement import check_agreement
 from attn_bench.contenders import Prepared
@@ -22,6 +22,7 @@ from attn_conformance.stubs.varlen import Roles, VarlenFunction
 from attn_conformance.stubs.vendors.flash_attn_3 import FLASH_ATTN_3
 from attn_conformance.stubs.vendors.flash_attn_4 import FLASH_ATTN_4
 from attn_conformance.stubs.vendors.flashinfer import FLASHINFER
+from attn_conformance.stubs.vendors.vllm_flash_attn import SCHEDULER_METADATA
 from attn_shared.errors import UnsupportedOptionError, VendorMissingError
 
 # vLLM 0.25.1's, read from its wheel: one call for all versions.
@@ -62,7 +63,7 @@ VLLM = VendorStub(
     modules={
         "vllm.vllm_flash_attn": {
             "flash_attn_varlen_func": _VLLM_CALL,
-            "get_scheduler_metadata": VLLM_SCHEDULE,
+            "get_scheduler_metadata": SCHEDULER_METADATA,
             "fa_version_unsupported_reason": lambda version: None,
         }
     },

@@ -18,6 +18,7 @@ from attn_conformance.stubs.signature import VendorSignature
 from attn_conformance.stubs.varlen import Roles, VarlenFunction
 
 __all__ = [
+    "SCHEDULER_METADATA",
     "VLLM_FLASH_ATTN",
     "VLLM_FLASH_ATTN_2",
     "VLLM_FLASH_ATTN_3",
@@ -235,7 +236,7 @@ class _Versions:
         return call
 
 
-_SCHEDULER_METADATA = OpaqueFunction(
+SCHEDULER_METADATA = OpaqueFunction(
     signature=VendorSignature(
         name="get_scheduler_metadata",
         parameters=(
@@ -262,7 +263,7 @@ def _stub(*versions: int, shows_operator: bool = True) -> VendorStub:
         flags[f"FA{version}_UNAVAILABLE_REASON"] = words
     module: dict[str, object] = {
         _NAME: _Versions(versions=versions),
-        "get_scheduler_metadata": _SCHEDULER_METADATA,
+        "get_scheduler_metadata": SCHEDULER_METADATA,
         **flags,
     }
     if 3 in versions and shows_operator:
