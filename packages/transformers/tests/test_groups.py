@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import nan
+from typing import Any
+
 import pytest
 import torch
 
@@ -93,6 +96,28 @@ def test_reading_again_writes_nothing() -> None:
     assert plan.common.seq_lens.tolist() == [5, 5]
     with pytest.raises(InvalidInputError, match="queries per row is 6; allowed: 1 to 5"):
         group.reread(attention, None, 6)
+
+
+def garbage(*size: int, **options: Any) -> torch.Tensor:
+    return torch.full(size, nan, **options)
+
+
+def test_blocks_hold_no_garbage_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attn_shared.paged_spec.torch.empty", garbage)
+    group, attention = group_of_two()
+    turn(group, attention, 0, 5)
+    cache = group.cache_of(0)
+    assert group.pool.num_touched == 4
+    assert not cache[:4].any()
+    assert cache[4:].isnan().all()
+    cache[:4] = 7.0
+    turn(group, attention, 5, 300)  # more than the pool begins with
+    grown = group.cache_of(0)
+    assert len(grown) > len(cache)
+    assert (grown[:4] == 7.0).all()
+    assert not grown[4 : group.pool.num_touched].any()
+    group.clear()
+    assert not grown[: group.pool.num_touched].any()
 
 
 def test_padding_at_the_end_is_answered_and_not_written() -> None:

@@ -146,8 +146,16 @@ class PagedSpec(KVCacheSpec):
         strides[0] = self.page_size_bytes // self.dtype.itemsize
         return tuple(strides)
 
-    def allocate(self, num_blocks: int, device: torch.device | str) -> torch.Tensor:
-        """Return a zero-filled cache of `num_blocks` blocks in this spec's shape and strides.
+    def allocate(
+        self, num_blocks: int, device: torch.device | str, *, is_zeroed: bool = True
+    ) -> torch.Tensor:
+        """Return a cache of `num_blocks` blocks in this spec's shape and strides.
+
+        Args:
+            num_blocks: its blocks.
+            device: where it lies.
+            is_zeroed: fill it with zeros; else whoever takes a block has to, for tails of used
+                blocks are finite. Memory of a host that nobody wrote to costs nothing.
 
         Raises:
             InvalidRequestError: `num_blocks` is not positive.
@@ -159,7 +167,8 @@ class PagedSpec(KVCacheSpec):
                 "num_blocks", num_blocks, f"at most {most}, of {self.page_size_bytes} bytes each"
             )
         num_elements = num_blocks * self.page_size_bytes // self.dtype.itemsize
-        flat = torch.zeros(num_elements, dtype=self.dtype, device=device)
+        make = torch.zeros if is_zeroed else torch.empty
+        flat = make(num_elements, dtype=self.dtype, device=device)
         return flat.as_strided(self.shape(num_blocks), self.strides(num_blocks))
 
     def check(self, kv_cache: torch.Tensor) -> None:

@@ -23,10 +23,15 @@ class BlockPool:
         capacity: blocks that exist.
         limit: most blocks that may exist; None: as many as it takes.
         peak_used: most blocks that were held at one time.
+        num_touched: blocks 0 to num_touched - 1 have been held at some time, no others.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, *, first_blocks: int = _FIRST_BLOCKS) -> None:
         """Start with no block.
+
+        Args:
+            limit: most blocks that may exist; None: as many as it takes.
+            first_blocks: blocks to begin with, when the first is taken.
 
         Raises:
             InvalidInputError: a limit below one block.
@@ -36,6 +41,8 @@ class BlockPool:
         self.capacity = 0
         self.limit = limit
         self.peak_used = 0
+        self.num_touched = 0
+        self._first_blocks = first_blocks
         self._free: list[int] = []
         self._holders: list[int] = []
 
@@ -55,6 +62,7 @@ class BlockPool:
         block = self._free.pop()
         self._holders[block] = 1
         self.peak_used = max(self.peak_used, self.num_used)
+        self.num_touched = max(self.num_touched, block + 1)
         return block
 
     def share(self, block: int) -> None:
@@ -72,7 +80,7 @@ class BlockPool:
         return self._holders[block] > 1
 
     def _grow(self) -> None:
-        capacity = max(_FIRST_BLOCKS, self.capacity * 3 // 2)
+        capacity = max(self._first_blocks, self.capacity * 3 // 2)
         if self.limit is not None:
             capacity = min(capacity, self.limit)
         if capacity == self.capacity:

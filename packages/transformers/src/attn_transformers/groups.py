@@ -21,6 +21,8 @@ from attn_transformers.tokens import Requests, Tokens, has_gap, refuse_gap
 
 __all__ = ["LayerGroup", "Turn"]
 
+_FIRST_TOKENS = 512  # that the blocks of a new pool hold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
@@ -65,8 +67,9 @@ class LayerGroup:
         self.selection = attention.selection
         self.spec = spec
         self.num_places = 0
-        self.pool = BlockPool(max_blocks)
+        self.pool = BlockPool(max_blocks, first_blocks=spec.num_blocks_for(_FIRST_TOKENS))
         self.caches: dict[int, torch.Tensor] = {}
+        self._num_clean: dict[int, int] = {}  # of each cache, its first blocks without garbage
         self._tables: BlockTables | None = None
         self._padding: torch.Tensor | None = None  # (B, num_places) bool, True for real; or none
         self._turn: Turn | None = None
@@ -211,14 +214,25 @@ class LayerGroup:
         return slots
 
     def cache_of(self, layer: int) -> torch.Tensor:
-        """Return the layer's cache tensor, as large as the pool."""
-        cache = self.caches.get(layer)
-        if cache is None or cache.shape[0] < self.pool.capacity:
+        """Return the layer's cache tensor, with every block that the pool has given."""
+        if self._num_clean.get(layer, 0) < self.pool.num_touched:
+            self.caches[layer] = self._grown(layer)
+            self._num_clean[layer] = self.pool.num_touched
+        return self.caches[layer]
+
+    def _grown(self, layer: int) -> torch.Tensor:
+        """Make room for all blocks, and zero those that are new.
+
+        The others stay untouched: on a host the first touch of a page costs more than its use.
+        """
+        cache, num_clean = self.caches.get(layer), self._num_clean.get(layer, 0)
+        if cache is None or len(cache) < self.pool.capacity:
             with torch.inference_mode(mode=False):  # else later passes could not write outside it
-                grown = self.spec.allocate(self.pool.capacity, self.key.device)
+                grown = self.spec.allocate(self.pool.capacity, self.key.device, is_zeroed=False)
             if cache is not None:
-                grown[: cache.shape[0]] = cache
-            self.caches[layer] = cache = grown
+                grown[:num_clean] = cache[:num_clean]
+            cache = grown
+        cache[num_clean : self.pool.num_touched].zero_()
         return cache
 
     @property
@@ -275,8 +289,8 @@ class LayerGroup:
             self._tables.clear()
         self._tables = self._padding = self._turn = None
         self.num_places = 0
-        for cache in self.caches.values():
-            cache.zero_()
+        for layer, cache in self.caches.items():
+            cache[: self._num_clean[layer]].zero_()
 
     @property
     def batch_size(self) -> int | None:
