@@ -71,6 +71,8 @@ def prompt_cases() -> tuple[Case, ...]:
         replace(tiles, name="without a mask", causal=False),
         replace(tiles, name="causal by request", causal=(True, False, True, False)),
         replace(tiles, name="sinks and softcap", has_sinks=True, softcap=5.0),
+        replace(_MIXED, name="a cap far above all logits", softcap=30.0),
+        replace(tiles, name="a cap far above logits near 0", softcap=50.0, query_factor=0.01),
         replace(_WHOLE, name="float16", dtype=torch.float16),
         replace(_WHOLE, name="padded requests", query_lens=(70, 66), seq_lens=(70, 0)),
         replace(_WHOLE, name="few programs", head_size=128),

@@ -21,10 +21,14 @@ def _scale(depth: Depth, fit: Fit) -> Iterator[Case]:
 
 
 def _softcap(depth: Depth, fit: Fit) -> Iterator[Case]:
-    """A cap that bends most logits, one that bends few, and logits far beyond it."""
+    """A cap that bends most logits, one that bends few, one far above them, and one far below.
+
+    A cap far above scales up what a tanh near 0 errs, which an LSE shows.
+    """
     for cap in (0.5, 5.0):
         yield from over_shapes(fit, depth, str(cap), softcap=cap, query_factor=3.0)
     yield from over_shapes(fit, depth, "far-beyond", softcap=1.0, query_factor=1000.0)
+    yield fit.case("far-above", (1, 70), (90, 130), softcap=50.0)
 
 
 def _alibi(depth: Depth, fit: Fit) -> Iterator[Case]:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from attn_triton.kernels.blocks import HEADER
-from attn_triton.kernels.sweep import LOG2E, bounds_of, finish, row_start
+from attn_triton.kernels.sweep import LOG2E, bounds_of, finish, row_start, tanh
 from attn_triton.prompt_variants import prompt_variants
 from attn_triton.variants import KernelVariant
 
@@ -29,15 +29,18 @@ _LOG2E = tl.constexpr(LOG2E)
 
 @triton.jit
 def _logits(q, k, first, last, n, steep, MASK: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Return q.k, hidden keys at -inf; with SOFTCAP the (tanh(x) - 1) / 2 of it.
+    """Return q.k, hidden keys at -inf; with SOFTCAP=1 the (tanh(x) - 1) / 2 of it, with 2 tanh(x).
 
-    That is -1 / (1 + exp(2 x)), good to 1e-7 absolute. A reciprocal takes several instructions,
-    that of a square root one. `steep` makes 2 x in units of log2.
+    The first is -1 / (1 + exp(2 x)), good to 2e-7 of 1: enough for weights in half precision, but
+    times twice a cap of 30 an LSE is 1e-5 off. A reciprocal takes several instructions, that of a
+    square root one. `steep` makes x, with SOFTCAP=1 2 x in units of log2.
     """
     s = tl.dot(q, k.T)
-    if SOFTCAP:
+    if SOFTCAP == 1:
         root = tl.math.rsqrt(1.0 + tl.math.exp2(s * steep))
         s = root * -root
+    if SOFTCAP == 2:
+        s = tanh(s * steep)
     if MASK:
         seen = (n[None, :] < last[:, None]) & (n[None, :] >= first[:, None])
         s = tl.where(seen, s, -float("inf"))
@@ -113,9 +116,12 @@ def _pass(  # size: one loop
             last2 = tl.minimum(last2, stop)
     factor = scale
     steep = 1.0
-    if SOFTCAP:  # cap * tanh(x) is cap + 2 cap * (what `_logits` returns)
+    if SOFTCAP == 1:  # cap * tanh(x) is cap + 2 cap * (what `_logits` returns)
         steep = scale * (2.0 * _LOG2E)
         factor = 2.0 * cap
+    if SOFTCAP == 2:
+        steep = scale
+        factor = cap
     page = 0
     if PAGE > 0:
         page = tl.load(table + start // PAGE, mask=start < end, other=0)
@@ -436,6 +442,7 @@ def prompt(  # size: one algorithm
     bottom1 = past + tl.minimum(m0 + BLOCK, num_rows) - 1
     bottom2 = past + tl.minimum(m0 + 2 * BLOCK, num_rows) - 1
     HAS_LAST: tl.constexpr = CAUSAL > 0 or RIGHT >= 0
+    CAPPING: tl.constexpr = (1 if lse_ptr is None else 2) if SOFTCAP else 0
     if CONTEXT > 0:
         table = table_ptr
         k_row = kv_head * K_HEAD_ROWS
@@ -450,7 +457,7 @@ def prompt(  # size: one algorithm
             k_row, v_row, kv_head * K_HEAD, kv_head * V_HEAD, 0, split,
             past + m0, bottom1, bottom2, num_keys, is_causal,
             scale, cap, BLOCK, BN, TWO, PAGE if CONTEXT == 1 else 0, K_ROWS, V_ROWS,
-            LEFT, RIGHT, CHUNK, CAUSAL, HAS_LAST and FRESH == 0, SOFTCAP, STAGES,
+            LEFT, RIGHT, CHUNK, CAUSAL, HAS_LAST and FRESH == 0, CAPPING, STAGES,
         )  # fmt: skip
     if FRESH > 0:
         m1, total1, acc1, m2, total2, acc2 = _stretch(
@@ -458,7 +465,7 @@ def prompt(  # size: one algorithm
             new_row, new_row, kv_head * NEW_K_HEAD, kv_head * NEW_V_HEAD, split, num_keys,
             past + m0, bottom1, bottom2, num_keys, is_causal,
             scale, cap, BLOCK, BN, TWO, 0, K_ROWS, V_ROWS, LEFT, RIGHT, CHUNK, CAUSAL,
-            HAS_LAST, SOFTCAP, STAGES,
+            HAS_LAST, CAPPING, STAGES,
         )  # fmt: skip
 
     sink = 0.0
@@ -468,7 +475,7 @@ def prompt(  # size: one algorithm
     lse = lse_ptr
     if lse_ptr is not None:
         lse = lse_ptr + head.to(tl.int64) * lse_stride
-    if SOFTCAP:
+    if CAPPING == 1:
         m1 += cap
         if TWO:
             m2 += cap
