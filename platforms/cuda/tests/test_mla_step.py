@@ -9,8 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import in_pages, kernel_table, with_safe_rows
+from attn_cuda._mla_steps import StepMaker
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_edges import Scale, to_contract_lse
+from attn_shared.spec import BuildConfig
 
 
 def test_blocks_become_pages_without_a_copy() -> None:
@@ -93,3 +96,63 @@ def test_a_second_call_of_a_layer_begins_another_capture(monkeypatch: pytest.Mon
     again = schedules.of(layers[0], cuda)
     assert again is not first
     assert schedules.of(layers[1], cuda) is again
+
+
+class CountedOperations(TorchDispatchMode):
+    """Counts what a GPU would be launched for: views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(str(func.overloadpacket).removeprefix("aten."))
+        return func(*args, **(kwargs or {}))
+
+
+def captured_batch(lens: list[int], *, is_exact: bool = True) -> CommonAttentionMetadata:
+    table = torch.arange(3 * 2, dtype=torch.int32).view(3, 2) + 1
+    batch = CommonAttentionMetadata.from_lengths(
+        query_lens=[1, 1, 1], seq_lens=lens, block_table=table, block_size=64
+    )
+    return batch if is_exact else batch.with_fields(seq_lens_cpu_is_exact=False)
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+def test_a_captured_table_stays_where_it_is_whoever_has_keys(block_size: int) -> None:
+    maker = StepMaker(
+        BuildConfig(capture_sizes=(3,)),
+        torch.device("cpu"),
+        block_size=block_size,
+        page_size=64,
+        loads_keyless=True,
+    )
+    tables = [
+        maker.make(captured_batch(lens, is_exact=is_exact)).block_table
+        for lens, is_exact in (([9, 0, 70], True), ([9, 9, 70], True), ([9, 0, 70], False))
+    ]
+    assert len({table.data_ptr() for table in tables}) == 1
+    assert (tables[0][1] // (block_size // 64) == 5).all()  # where the longest request begins
+    whole = maker.make(captured_batch([9, 9, 70])).block_table
+    assert torch.equal(
+        whole, kernel_table(captured_batch([9, 9, 70]).block_table, block_size // 64)
+    )
+
+
+def test_a_captured_table_costs_few_operations() -> None:
+    maker = StepMaker(
+        BuildConfig(capture_sizes=(3,)),
+        torch.device("cpu"),
+        block_size=64,
+        page_size=64,
+        loads_keyless=True,
+    )
+    for lens, is_exact, allowed in (([9, 9, 70], True, 1), ([9, 0, 70], True, 6)):
+        batch = captured_batch(lens, is_exact=is_exact)
+        maker.make(batch)
+        with CountedOperations() as counted:
+            maker.make(batch)
+        on_host = ("min", "_local_scalar_dense")  # of the lengths that the host has
+        launched = [name for name in counted.names if name not in on_host]
+        assert len(launched) <= allowed, launched

@@ -79,19 +79,20 @@ def kernel_table(block_table: Tensor, ratio: int, *, width_multiple: int = 1) ->
     return torch.nn.functional.pad(table, (0, missing)) if missing else table
 
 
-def with_safe_rows(block_table: Tensor, seq_lens: Tensor) -> Tensor:
-    """Return a table whose rows without keys name a page that the first request with keys has.
+def with_safe_rows(block_table: Tensor, seq_lens: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return a table whose rows without keys name a page that the longest request has.
 
     A kernel that loads a page whatever the length finds a valid one there, of finite content, and
-    masks all of it. Nothing waits for the device.
+    masks all of it. Nothing waits for the device. It is made anew for each step, so that it is few
+    operations: on a GPU each costs the host more than the work.
 
     Args:
         block_table: (B, M) int32; rows of requests without keys may hold anything.
         seq_lens: (B,) int32.
+        out: (B, M) int32 to write and return; None: a new one.
     """
-    keyless = seq_lens < 1
     # A tensor of no dimension as an index would be read by the host.
-    donor = (~keyless).to(torch.uint8).argmax().reshape(1)
-    page = block_table[:, :1].index_select(0, donor)
-    page = torch.where(keyless.all(), torch.zeros_like(page), page)
-    return torch.where(keyless.unsqueeze(1), page, block_table)
+    longest, donor = seq_lens.max(0, keepdim=True)
+    page = block_table[:, :1].index_select(0, donor) * (longest > 0)
+    keyless = (seq_lens < 1).unsqueeze(1)
+    return torch.where(keyless, page, block_table, out=out)

@@ -57,21 +57,27 @@ class StepMaker:
         )
 
     def _table(self, common: CommonAttentionMetadata) -> Tensor:
-        given = require_block_table(common)
-        table = given
-        if self._loads_keyless and self._may_be_keyless(common):
-            table = with_safe_rows(table, common.seq_lens)
+        """Return the kernel's pages; where they may not be the batch's own, a graph's in a buffer."""
+        given = table = require_block_table(common)
+        is_kept = is_captured(common, self._config)
+        if self._loads_keyless and _may_be_keyless(common):
+            is_other = self._ratio > 1 or given.shape[1] % self._multiple != 0
+            room = None if is_other or not is_kept else self._room(common, given)
+            table = with_safe_rows(given, common.seq_lens, out=room)
+            if room is not None:
+                return room
         table = kernel_table(table, self._ratio, width_multiple=self._multiple)
-        if table is given:
+        if not is_kept or (table is given and not self._loads_keyless):
             return table
-        if not is_captured(common, self._config):
-            return table
-        name = f"table of {common.num_actual_tokens}"
-        return self._buffers.kept(name, table.flatten()).view(table.shape)
+        return self._room(common, table).copy_(table)
 
-    def _may_be_keyless(self, common: CommonAttentionMetadata) -> bool:
-        """Whether a request may have no keys; a captured graph is for any."""
-        host = common.seq_lens_cpu
-        if host is None or is_captured(common, self._config):
-            return True
-        return not common.seq_lens_cpu_is_exact or int(host.min()) < 1
+    def _room(self, common: CommonAttentionMetadata, like: Tensor) -> Tensor:
+        """Return where a captured size finds its table."""
+        name = f"table of {common.num_actual_tokens}"
+        return self._buffers.of(name, like.numel(), like.dtype).view(like.shape)
+
+
+def _may_be_keyless(common: CommonAttentionMetadata) -> bool:
+    """Whether a request may have no keys, for all that the host knows."""
+    host = common.seq_lens_cpu
+    return host is None or not common.seq_lens_cpu_is_exact or int(host.min()) < 1

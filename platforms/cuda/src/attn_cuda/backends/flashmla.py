@@ -122,7 +122,10 @@ class FlashMLAMetadataBuilder(MLAMetadataBuilder[FlashMLADecode]):
     def _schedules(self, common: CommonAttentionMetadata) -> FlashMLASchedules:
         if not is_captured(common, self.config):
             return schedules()
-        kept = self._kept.setdefault((common.num_reqs, common.num_actual_tokens), schedules())
+        key = (common.num_reqs, common.num_actual_tokens)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = schedules()
         kept.renew()
         return kept
 
