@@ -164,3 +164,9 @@ def test_tables_are_plain_where_there_is_no_terminal() -> None:
     done = run("explain", "--device", "h200", *MODEL, COLUMNS="80")
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_explain_tells_which_kernels_decode_and_prefill_latents() -> None:
+    done = run("explain", "--device", "h200", "--mla", "--num-heads", "128", COLUMNS="100")
+    assert "decodes: the dense kernels of flash_mla" in done.stdout
+    assert "prefills: FlashAttention 3" in done.stdout

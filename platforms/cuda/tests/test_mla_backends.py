@@ -356,3 +356,37 @@ def test_who_reads_no_fp8_cache(name: str) -> None:
     capability, device = capability_of(name)
     request = latent_request(block_size=BACKENDS[name].block_size, kv_cache_dtype="fp8")
     assert [r.code for r in capability.check(request, device)] == ["kv_cache_dtype"]
+
+
+DECODES_BY = {
+    "flashmla-tokenspeed": ("the dense kernels of", "128 query tokens, all of one length"),
+    "flashmla-sgl": ("use_legacy", "no dense decode here"),
+    "flash-attn-vllm": ("FlashAttention 3 of vllm_flash_attn_3", "up to 512 query tokens"),
+    "flash-attn-upstream": ("FlashAttention 3 of flash_attn_3", "no schedule made ahead"),
+    "flashinfer-0.6-hopper": ('"fa3"', "planned on the host for sm_90"),
+    "flashinfer-0.7-hopper": ('"fa3"', "planned on the host for sm_90"),
+    "flashinfer-0.6-blackwell": ("trtllm-gen's kernels", "no plan is made"),
+    "flashinfer-0.7-blackwell": ("trtllm-gen's kernels", "all of one length"),
+    "cutlass": ("sm100_cutlass_mla_decode", "16 heads, padded to the kernel's 128"),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_it_says_what_decodes(name: str) -> None:
+    stubbed = BACKENDS[name]
+    with loaded(stubbed) as (_, subject):
+        request = latent_request(block_size=stubbed.block_size)
+        (path,) = stubbed.backend.kernel_paths(request, subject.facts, subject.inventory)
+    kernel, why = DECODES_BY[name]
+    assert path.rows == "decodes"
+    assert kernel in path.kernel
+    assert why in path.why
+
+
+@pytest.mark.parametrize("name", ["flashmla-sgl", "flashinfer-0.7-blackwell"])
+def test_it_says_that_products_are_of_fp8(name: str) -> None:
+    stubbed = BACKENDS[name]
+    with loaded(stubbed) as (_, subject):
+        request = latent_request(block_size=stubbed.block_size, kv_cache_dtype="fp8")
+        (path,) = stubbed.backend.kernel_paths(request, subject.facts, subject.inventory)
+    assert "multiplied as fp8" in path.why

@@ -169,3 +169,26 @@ def test_nothing_is_built_before_the_library_is_loaded() -> None:
     flash_attn.DEVICES.forget()
     with pytest.raises(VendorMissingError, match="mla_prefill FLASH_ATTN is not loaded"):
         FlashAttnPrefill(latent_layer(), BuildConfig(), CPU)
+
+
+PREFILLED_BY = {
+    "fa3-vllm": ("FlashAttention 3 of vllm_flash_attn_3", "heads of 192 with values of 128"),
+    "fa3-padded": ("FlashAttention 3 of flash_attn_3", "padded to 192"),
+    "fa4": ("FlashAttention 4", "values of 128"),
+    "fa2-padded": ("FlashAttention 2", "padded to 192"),
+    "flashinfer-0.6": ('ragged kernel "cutlass"', "planned on the host"),
+    "flashinfer-0.7": ('ragged kernel "cutlass"', "planned on the host"),
+    "trtllm": ("trtllm_ragged_attention_deepseek", "read on the device"),
+}
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_it_says_what_prefills(name: str) -> None:
+    stubbed = PREFILLS[name]
+    with loaded(stubbed) as (_, inventory):
+        asked = prefill_request(latent_request())
+        (path,) = stubbed.cls.kernel_paths(asked, preset(stubbed.device), inventory)
+    kernel, why = PREFILLED_BY[name]
+    assert path.rows == "prefills"
+    assert kernel in path.kernel
+    assert why in path.why

@@ -11,12 +11,15 @@ from attn_conformance.stubs.vendors.aiter_mla import AITER_MLA_0_1_7, AITER_MLA_
 from attn_rocm._aiter_mla_call import AiterMLACall
 from attn_rocm._aiter_mla_steps import TokenStep, TokenStepMaker
 from attn_rocm._vendor import aiter_mla
+from attn_rocm.backends.rocm_aiter_mla import AiterMLABackend
 from attn_shared import reference
 from attn_shared.accuracy import check_against_reference, eager_mla_decode
+from attn_shared.device import preset
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.inventory import Inventory
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.quantization import quantize_fp8
-from attn_shared.request import MLADims
+from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 
 RELEASES = pytest.mark.parametrize("stub", [AITER_MLA_0_1_7, AITER_MLA_HEAD])
@@ -180,3 +183,20 @@ def test_blocks_that_lie_apart() -> None:
         pytest.raises(UnsupportedOptionError, match=r"strides \(9792, 576, 1\) .*a dense one"),
     ):
         AiterMLACall(layer_of(16), 512)(query, cache, step)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "kernel", "why"),
+    [
+        (8, "16 heads", "8 heads, padded to the kernel's 16"),
+        (128, "128 heads", "128 heads, as the kernel has"),
+    ],
+)
+def test_it_says_what_decodes(num_heads: int, kernel: str, why: str) -> None:
+    dims = MLADims()
+    request = AttentionRequest(
+        num_heads=num_heads, num_kv_heads=1, head_size=dims.latent_size, mla=dims
+    )
+    (path,) = AiterMLABackend.kernel_paths(request, preset("mi300x"), Inventory())
+    assert kernel in path.kernel
+    assert why in path.why

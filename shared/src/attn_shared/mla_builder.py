@@ -121,15 +121,25 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         """Refuse a layer that is not served; a backend may refuse more."""
         require_served(self.backend_name, self.served, layer)
 
-    def _threshold(self) -> int:
-        """Return the most query tokens of a row that goes to the decode kernel."""
-        if self.query_support is MLAQuerySupport.SINGLE:
+    @classmethod
+    def most_decode_tokens(cls, *, drafts: int = 0, is_sharded: bool = False) -> int | None:
+        """Return the most query tokens of a row that goes to the decode kernel; None: any number.
+
+        Args:
+            drafts: of speculative decoding in each step.
+            is_sharded: no rank has a request's latents.
+        """
+        if cls.query_support is MLAQuerySupport.SINGLE:
             return 1
-        limit = self.max_query_len or _UNBOUNDED
-        if self.is_sharded:
-            return limit
+        if is_sharded:
+            return cls.max_query_len
+        most = max(cls.decode_threshold, 1 + drafts)
+        return most if cls.max_query_len is None else min(cls.max_query_len, most)
+
+    def _threshold(self) -> int:
         drafts = self.config.num_spec_tokens * (2 if self.config.parallel_drafting else 1)
-        return min(limit, max(self.decode_threshold, 1 + drafts))
+        most = self.most_decode_tokens(drafts=drafts, is_sharded=self.is_sharded)
+        return _UNBOUNDED if most is None else most
 
     @abstractmethod
     def build_decode(self, common: CommonAttentionMetadata) -> D:

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from attn_shared.capability import Capability, DeviceLimit, Rule, Support
 from attn_shared.dtypes import KV_CACHE_DTYPES
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import SizeSet
 from attn_shared.mla_metadata import RaggedPart
 from attn_shared.request import AttentionRequest, Phase
@@ -72,6 +73,13 @@ class MLAPrefill(ABC):
             VendorMissingError: with the library's own words.
         """
         return  # torch alone is loaded already; a class with vendor_libraries defines its own
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which of its kernels a request's prefills run on; see `AttentionBackend`."""
+        return ()
 
     def prepare(self, part: RaggedPart) -> Any:
         """Return what `run` will find as `part.plan`: a schedule, say; on the host, per step."""

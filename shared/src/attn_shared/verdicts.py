@@ -176,8 +176,6 @@ def _paths(
     inventory: Inventory,
 ) -> tuple[KernelPath, ...]:
     """Return what the backend says of its kernels; a failure to say so leaves it eligible."""
-    if issubclass(backend, MLAPrefill):
-        return ()
     if verdict.block_size is not None:
         request = request.with_options(block_size=verdict.block_size)
     try:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attn_shared.device import DeviceFacts
+from attn_shared.dtypes import dtype_name
+from attn_shared.kernel_paths import KernelPath
+from attn_shared.request import AttentionRequest
 from attn_shared.spec import LayerSpec
 from attn_torch._cache_reader import KeysValues
 from attn_torch._exact import ExactOptions
@@ -17,10 +21,83 @@ from attn_torch._precision import accumulator_dtype, fuses_ieee_float32
 from attn_torch._runner import LayerCall
 from attn_torch._visibility import Visibility
 
-__all__ = ["CallMaker", "Read"]
+__all__ = ["CallMaker", "Read", "Way", "kernel_paths_of", "way_of"]
 
 Read = Callable[[RequestTile | GroupTile], KeysValues]
 """Returns the keys and values of a tile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How calls of one kind run.
+
+    Attributes:
+        is_exact: by exact products.
+        accumulate: what those multiply in.
+    """
+
+    is_exact: bool
+    accumulate: torch.dtype
+
+
+def way_of(device: torch.device, dtype: torch.dtype, *, needs_exact: bool) -> Way:
+    """Return how calls run.
+
+    Args:
+        device: where they run.
+        dtype: of the layer.
+        needs_exact: they ask for what the fused path has no argument for.
+    """
+    is_float32 = dtype is torch.float32
+    is_exact = needs_exact or (is_float32 and not fuses_ieee_float32(device))
+    accumulate = torch.float32
+    # Half-precision operands of a fused kernel never meet the process's float32 switches.
+    if is_exact or is_float32 or not is_fused(device):
+        accumulate = accumulator_dtype(device)
+        is_exact = is_exact or accumulate is not torch.float32
+    return Way(is_exact=is_exact, accumulate=accumulate)
+
+
+def kernel_paths_of(
+    request: AttentionRequest, device: DeviceFacts, rows: str
+) -> tuple[KernelPath, ...]:
+    """Return on which of the two paths a request's calls run, with and without an LSE.
+
+    A layer's scale is taken for positive.
+
+    Args:
+        request: one over latents, or without what the fused path has no argument for.
+        device: where it would run.
+        rows: what the rows of the calls are.
+    """
+    there = torch.device(device.torch_device_type)
+    kinds = (True,) if request.needs_lse or request.dcp_size > 1 else (False, True)
+    found = {asks: way_of(there, request.dtype, needs_exact=asks) for asks in kinds}
+    if len({way.is_exact for way in found.values()}) == 1:
+        why = _because(next(iter(found.values())), request, asks_lse=kinds == (True,))
+        return (KernelPath(rows=rows, kernel=_words(found[kinds[0]]), why=why),)
+    return tuple(
+        KernelPath(
+            rows=f"{rows} with an LSE" if asks else f"{rows} without an LSE",
+            kernel=_words(way),
+            why=_because(way, request, asks_lse=asks),
+        )
+        for asks, way in found.items()
+    )
+
+
+def _words(way: Way) -> str:
+    if not way.is_exact:
+        return "scaled_dot_product_attention"
+    return f"matrix products in {dtype_name(way.accumulate)}"
+
+
+def _because(way: Way, request: AttentionRequest, *, asks_lse: bool) -> str:
+    if not way.is_exact:
+        return "torch's fused kernels, which return no LSE"
+    if asks_lse:
+        return "torch's fused kernels return no LSE"
+    return f"torch's fused kernels round products of {dtype_name(request.dtype)} here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +136,9 @@ class CallMaker:
             alibi_slopes: (Hq,), or None.
             sinks: (Hq,), or None.
         """
-        spec = self.spec
-        device, is_float32 = query.device, spec.dtype is torch.float32
-        fused = is_fused(device)
+        spec, device = self.spec, query.device
         is_exact = self.needs_exact or lse is not None
-        is_exact = is_exact or (is_float32 and not fuses_ieee_float32(device))
-        accumulate = torch.float32
-        # Half-precision operands of a fused kernel never meet the process's float32 switches.
-        if is_exact or is_float32 or not fused:
-            accumulate = accumulator_dtype(device)
-            is_exact = is_exact or accumulate is not torch.float32
+        way = way_of(device, spec.dtype, needs_exact=is_exact)
         return LayerCall(
             query=query,
             output=output,
@@ -81,10 +151,10 @@ class CallMaker:
                 softcap=spec.softcap,
                 alibi_slopes=alibi_slopes,
                 sinks=sinks,
-                accumulate=accumulate,
-                splits_sums=is_float32 and device.type != "cpu",
+                accumulate=way.accumulate,
+                splits_sums=spec.dtype is torch.float32 and device.type != "cpu",
             ),
-            is_exact=is_exact,
-            is_fused=fused,
+            is_exact=way.is_exact,
+            is_fused=is_fused(device),
             is_invariant=spec.batch_invariant,
         )

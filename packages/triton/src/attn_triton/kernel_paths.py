@@ -24,7 +24,7 @@ from attn_triton._route import (
 )
 from attn_triton._steps import MAX_DECODE_TOKENS
 
-__all__ = ["kernel_paths_of"]
+__all__ = ["arch_of", "kernel_paths_of"]
 
 _PLAIN = "the plain kernel, by blocks of query rows"
 _LONG = "the kernel for long prompts"
@@ -41,7 +41,7 @@ def kernel_paths_of(request: AttentionRequest, device: DeviceFacts) -> tuple[Ker
         request: with the block size that it would get.
         device: where it would run.
     """
-    spec, arch = _layer(request, device), _arch(device)
+    spec, arch = _layer(request, device), arch_of(device)
     found = [] if request.is_cache_free else [_decodes(request)]
     stored = spec.dtype if request.is_cache_free else _stored(request, device)
     reason = plain_because(spec, arch, stored, is_invariant=request.batch_invariant)
@@ -118,7 +118,7 @@ def _stored(request: AttentionRequest, device: DeviceFacts) -> torch.dtype:
     return kv_storage_dtype(request.kv_cache_dtype, request.dtype, flavour)
 
 
-def _arch(device: DeviceFacts) -> Arch:
+def arch_of(device: DeviceFacts) -> Arch:
     """Return the architecture as `machine_of` finds it: torch tells none of Intel's apart."""
     if device.vendor is Vendor.INTEL:
         return Arch(vendor=Vendor.INTEL, canonical="xpu")

@@ -10,11 +10,12 @@ from torch import Tensor
 from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import flash_mla
+from attn_shared.inventory import Inventory
 from attn_shared.mla_edges import Scale
 from attn_shared.quantization import quantize_fp8
 from attn_shared.spec import LayerSpec
 
-__all__ = ["PAGE_SIZE", "FlashMLACall", "FlashMLASchedules", "schedules"]
+__all__ = ["PAGE_SIZE", "FlashMLACall", "FlashMLASchedules", "kernels_of", "schedules"]
 
 PAGE_SIZE = 64
 
@@ -97,6 +98,16 @@ class FlashMLACall:
             use_legacy=True,
         )
         schedule.tile_scheduler_metadata, schedule.num_splits = parts
+
+
+def kernels_of(inventory: Inventory) -> tuple[str, str]:
+    """Return which of the library's kernels decode, in words, and why those."""
+    entry = inventory.get("flash_mla")
+    build = entry.build
+    release = " ".join(filter(None, (entry.distribution, entry.version))) or "flash_mla"
+    if build is not None and build.flag("legacy") is not None:
+        return f"the second set of {release} (use_legacy)", "its first has no dense decode here"
+    return f"the dense kernels of {release}", f"pages of {PAGE_SIZE} tokens"
 
 
 def schedules() -> FlashMLASchedules:

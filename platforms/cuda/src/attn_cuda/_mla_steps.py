@@ -57,7 +57,7 @@ class StepMaker:
         )
 
     def _table(self, common: CommonAttentionMetadata) -> Tensor:
-        """Return the kernel's pages; where they may not be the batch's own, a graph's in a buffer."""
+        """Return the kernel's pages; in a buffer of the graph's where they may be others."""
         given = table = require_block_table(common)
         is_kept = is_captured(common, self._config)
         if self._loads_keyless and _may_be_keyless(common):

@@ -45,6 +45,8 @@ def prefill_part(selection: Selection, *, is_full: bool) -> Iterator[RenderableT
     yield Text()
     yield Text.assemble((str(selection.chosen), "bold green"), " prefills")
     yield Text()
+    if is_full:
+        yield from kernel_paths(selection)
     why = _long_why if is_full else _short_why
     yield _verdict_table(selection, why, is_airy=is_full, title="Prefill")
 

@@ -17,15 +17,17 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
-from attn_shared.request import AttentionType
+from attn_shared.mla_paths import decode_path
+from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_torch._batch import HostBatch
 from attn_torch._latents import LatentReader
-from attn_torch._paths import CallMaker
+from attn_torch._paths import CallMaker, kernel_paths_of
 from attn_torch._plan import GroupLimits, Plan, Tiler
 from attn_torch._visibility import Visibility
 
@@ -65,6 +67,17 @@ class TorchMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every device."""
         return CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return how decodes are multiplied, with and without an LSE."""
+        builder = TorchMLAMetadataBuilder
+        return tuple(
+            decode_path(builder, request, way.kernel, way.why, rows=way.rows)
+            for way in kernel_paths_of(request, device, "decodes")
+        )
 
     @staticmethod
     def get_impl_cls() -> type[TorchMLAImpl]:

@@ -10,13 +10,15 @@ from torch import Tensor
 from attn_shared.capability import Capability, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import DeviceLimit
 from attn_shared.mla_metadata import RaggedPart
 from attn_shared.mla_prefill import MLAPrefill, prefill_capability
+from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_torch._batch import HostBatch
 from attn_torch._cache_reader import CallReader
-from attn_torch._paths import CallMaker
+from attn_torch._paths import CallMaker, kernel_paths_of
 from attn_torch._plan import GroupLimits, Plan, Tiler
 from attn_torch._visibility import Visibility
 
@@ -63,6 +65,13 @@ class TorchSDPAPrefill(MLAPrefill):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every device."""
         return _CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return how prefills are multiplied; those with keys of earlier steps have an LSE."""
+        return kernel_paths_of(request, device, "prefills")
 
     def prepare(self, part: RaggedPart) -> Plan:
         """Return the calls of a part."""

@@ -15,7 +15,9 @@ from attn_shared.backend import AttentionBackend, AttentionLayer, MLAAttentionIm
 from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.mla_metadata import MLAMetadata
+from attn_shared.request import AttentionRequest
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_triton._latent_builder import TritonMLAMetadataBuilder
@@ -23,6 +25,7 @@ from attn_triton._latent_calls import LatentCalls
 from attn_triton._latent_capability import MLA_CAPABILITY, MLA_NAME
 from attn_triton._latent_metadata import TritonMLADecode
 from attn_triton.ahead import TritonCompiler
+from attn_triton.latent_paths import latent_paths_of
 from attn_triton.merge import merge_attn_states
 from attn_triton.paged import load_triton
 
@@ -44,6 +47,13 @@ class TritonMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every device, but for the rules on the device."""
         return MLA_CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which kernel decodes, by how many query rows a request has."""
+        return latent_paths_of(request, device, inventory)
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:

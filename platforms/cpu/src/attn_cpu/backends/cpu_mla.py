@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attn_cpu._attn_batch import HostBatch
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
+from attn_cpu._paths import kernel_paths_of
 from attn_cpu._plans import NO_LIMITS, Heads, Plan, partition
 from attn_cpu._scales import ScaleTensors
 from attn_shared.backend import AttentionBackend, AttentionLayer, MLAAttentionImpl
@@ -20,10 +21,12 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.capability import Capability, DeviceLimit, SizeSet, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
-from attn_shared.request import AttentionType
+from attn_shared.mla_paths import decode_path
+from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.served import require_served
 from attn_shared.spec import LayerSpec
 from attn_shared.workspace import Workspace
@@ -64,6 +67,15 @@ class CpuMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every CPU."""
         return CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the level of instructions that decodes."""
+        builder = CpuMLAMetadataBuilder
+        levels = kernel_paths_of(request, device, inventory)
+        return tuple(decode_path(builder, request, path.kernel, path.why) for path in levels)
 
     @staticmethod
     def get_impl_cls() -> type[CpuMLAImpl]:

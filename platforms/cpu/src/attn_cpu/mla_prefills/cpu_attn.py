@@ -9,10 +9,12 @@ from torch import Tensor
 
 from attn_cpu._attn_batch import HostBatch
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
+from attn_cpu._paths import kernel_paths_of
 from attn_cpu._plans import NO_LIMITS, Heads, Plan, partition
 from attn_shared.capability import Capability, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import DeviceLimit, SizeSet
 from attn_shared.mla_metadata import RaggedPart
 from attn_shared.mla_prefill import MLAPrefill, prefill_capability
@@ -70,6 +72,13 @@ class CpuAttnPrefill(MLAPrefill):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do: the same on every CPU."""
         return _CAPABILITY
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the level of instructions that prefills."""
+        return kernel_paths_of(request, device, inventory)
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:

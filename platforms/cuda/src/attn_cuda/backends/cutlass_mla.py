@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attn_cuda._cutlass_mla_call import PAGE_SIZE, CutlassMLACall, workspace_bytes
+from attn_cuda._cutlass_mla_call import KERNEL_HEADS, PAGE_SIZE, CutlassMLACall, workspace_bytes
 from attn_cuda._mla_capability import BATCHES, cutlass_mla
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
@@ -17,12 +17,15 @@ from attn_cuda._vendor import vllm_cutlass_mla
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
+from attn_shared.mla_paths import decode_path, heads_because
+from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.workspace import Workspace
 
@@ -47,6 +50,15 @@ class CutlassMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what the operator can do on the device."""
         return cutlass_mla(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the one operator, and what becomes of the heads."""
+        why = heads_because(request, (KERNEL_HEADS,))
+        kernel = "sm100_cutlass_mla_decode"
+        return (decode_path(CutlassMLAMetadataBuilder, request, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[CutlassMLAImpl]:

@@ -19,13 +19,15 @@ from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionL
 from attn_shared.capability import Capability, Reason
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
-from attn_shared.request import MLADims
+from attn_shared.mla_paths import decode_path
+from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import Buffers, is_captured
@@ -60,6 +62,18 @@ class FlashAttnMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashAttention 3 can do on the device with the builds that are installed."""
         return flash_attn_mla(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the build that decodes, and why none before it does."""
+        found, why = resolve_provider(inventory), "the first that has kernels for latents"
+        if isinstance(found, Reason):
+            return ()
+        if inventory.get(found.library).build is not None and not found.has_schedule:
+            why = f"{why}; it takes no schedule made ahead"
+        return (decode_path(FlashAttnMLAMetadataBuilder, request, str(found), why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashAttnMLAImpl]:

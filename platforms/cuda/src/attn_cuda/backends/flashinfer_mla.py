@@ -22,13 +22,15 @@ from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionL
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAMetadata, MLAQuerySupport
-from attn_shared.request import MLADims
+from attn_shared.mla_paths import decode_path
+from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
 from attn_shared.workspace import Workspace
@@ -46,6 +48,7 @@ __all__ = [
 NAME = "FLASHINFER_MLA"
 DEVICES = LoadedDevices(NAME, flashinfer_mla)
 
+_PLANNED = "fa3"  # kernels for Hopper; their names for older GPUs are "fa2"
 _WORKSPACE_BYTES = 128 * 1024 * 1024  # what the library recommends
 
 
@@ -61,6 +64,20 @@ class FlashInferMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashInfer can do on the device."""
         return flashinfer_mla(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the kernels of the device."""
+        builder = FlashInferMLAMetadataBuilder
+        if not is_blackwell(device):
+            why = f"planned on the host for {device.arch}"
+            return (decode_path(builder, request, f'"{_PLANNED}"', why),)
+        why = f"{device.arch} has them, and no plan is made"
+        if request.kv_cache_dtype != "auto":
+            why = f"{why}; queries and cache are multiplied as fp8"
+        return (decode_path(builder, request, "trtllm-gen's kernels", why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashInferMLAImpl]:
@@ -154,7 +171,7 @@ class FlashInferMLAMetadataBuilder(MLAMetadataBuilder[FlashInferMLADecode]):
             (self.layer.mla or MLADims()).kv_lora_rank,
             page_size=self.block_size,
             workspace=self._space.get(_WORKSPACE_BYTES),
-            backend="fa3",
+            backend=_PLANNED,
             most_pages=most_pages,
             num_reqs=num_reqs,
         )

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fa_edges import Descales
-from attn_cuda._flashmla_call import PAGE_SIZE, FlashMLACall, FlashMLASchedules, schedules
+from attn_cuda._flashmla_call import (
+    PAGE_SIZE,
+    FlashMLACall,
+    FlashMLASchedules,
+    kernels_of,
+    schedules,
+)
 from attn_cuda._mla_capability import BATCHES, flashmla
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._mla_steps import StepMaker
@@ -18,12 +24,15 @@ from attn_cuda._vendor import flash_mla
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
+from attn_shared.mla_paths import decode_path
+from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
 
@@ -48,6 +57,16 @@ class FlashMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashMLA can do on the device with the build that is installed."""
         return flashmla(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the set of kernels that decodes."""
+        kernel, why = kernels_of(inventory)
+        if request.kv_cache_dtype != "auto":
+            why = f"{why}; queries and cache are multiplied as fp8"
+        return (decode_path(FlashMLAMetadataBuilder, request, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashMLAImpl]:

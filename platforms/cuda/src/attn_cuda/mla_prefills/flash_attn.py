@@ -16,6 +16,7 @@ from attn_shared.capability import Capability, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.inventory import Inventory, VendorStatus
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import DeviceLimit
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.mla_edges import Scale
@@ -131,6 +132,20 @@ class FlashAttnPrefill(MLAPrefill):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what FlashAttention can do on the device with the builds that are installed."""
         return _capability(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the build that serves the heads, and what becomes of the values."""
+        choice, dims = _choose(device, inventory, request), request.mla or MLADims()
+        if isinstance(choice, Reason):
+            return ()
+        why = f"heads of {dims.qk_nope_head_dim + dims.qk_rope_head_dim} with values of "
+        why += str(dims.v_head_dim)
+        if choice.value_size != dims.v_head_dim:
+            why += f", padded to {choice.value_size}: no build here takes two widths"
+        return (KernelPath(rows="prefills", kernel=str(choice.provider), why=why),)
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:

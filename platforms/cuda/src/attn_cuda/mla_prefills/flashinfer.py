@@ -12,10 +12,11 @@ from attn_cuda._vendor import flashinfer
 from attn_cuda.mla_prefills._blackwell import DEEPSEEK, blackwell_prefill, natural
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.loaded_devices import import_vendor
 from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill
-from attn_shared.request import MLADims
+from attn_shared.request import AttentionRequest, MLADims
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlashInferPrefill"]
 
+_KERNELS = "cutlass"
 _WORKSPACE_BYTES = 128 * 1024 * 1024  # what the library recommends
 
 
@@ -49,6 +51,19 @@ class FlashInferPrefill(MLAPrefill):
         return blackwell_prefill(inventory, (DEEPSEEK,), dtypes=halves)
 
     @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the one kernel."""
+        return (
+            KernelPath(
+                rows="prefills",
+                kernel=f'FlashInfer\'s ragged kernel "{_KERNELS}"',
+                why="planned on the host",
+            ),
+        )
+
+    @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:
         """Import the library.
 
@@ -59,7 +74,7 @@ class FlashInferPrefill(MLAPrefill):
 
     def prepare(self, part: RaggedPart) -> Any:
         """Return a planned wrapper; the library waits for the longest query of the device."""
-        wrapper = flashinfer.wrapper("ragged")(self._workspace, "NHD", backend="cutlass")
+        wrapper = flashinfer.wrapper("ragged")(self._workspace, "NHD", backend=_KERNELS)
         planner = Planner(wrapper, self.device, {})
         dims, spec = self._dims, self.spec
         planner.plan(

@@ -11,9 +11,11 @@ from attn_cuda._vendor import flashinfer_mla as vendor
 from attn_cuda.mla_prefills._blackwell import DEEPSEEK, blackwell_prefill, natural
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.loaded_devices import import_vendor
 from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill
+from attn_shared.request import AttentionRequest
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -47,6 +49,19 @@ class TrtllmRaggedPrefill(MLAPrefill):
         """Return what it can do on the device."""
         halves = frozenset({torch.float16, torch.bfloat16})
         return blackwell_prefill(inventory, (DEEPSEEK, _GLM), dtypes=halves)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the one kernel."""
+        return (
+            KernelPath(
+                rows="prefills",
+                kernel="trtllm_ragged_attention_deepseek",
+                why="lengths are read on the device",
+            ),
+        )
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_rocm._aiter_build import DEVICES as AITER_DEVICES
-from attn_rocm._aiter_mla_call import AiterMLACall
+from attn_rocm._aiter_mla_call import KERNEL_HEADS, AiterMLACall
 from attn_rocm._aiter_mla_capability import LATENTS, MOST_ROWS, latents_capability
 from attn_rocm._aiter_mla_steps import TokenStep, TokenStepMaker
 from attn_rocm._aiter_scales import Scales
@@ -17,12 +17,16 @@ from attn_rocm._vendor import aiter_mla
 from attn_shared.backend import AttentionBackend, AttentionCGSupport, AttentionLayer
 from attn_shared.capability import Capability, SizeSet, Support
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder
+from attn_shared.mla_heads import kernel_heads
 from attn_shared.mla_impl import VendorMLAImpl
 from attn_shared.mla_metadata import MLAQuerySupport
+from attn_shared.mla_paths import decode_path, heads_because
+from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 
 if TYPE_CHECKING:
@@ -45,6 +49,16 @@ class AiterMLABackend(AttentionBackend):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do with the release that is installed."""
         return latents_capability(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the kernel of so many heads."""
+        heads = kernel_heads(request.num_heads, KERNEL_HEADS)
+        why = heads_because(request, KERNEL_HEADS)
+        kernel = f"mla_decode_fwd for {heads} heads"
+        return (decode_path(AiterMLAMetadataBuilder, request, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[AiterMLAImpl]:

@@ -17,10 +17,11 @@ from attn_rocm._vendor import aiter
 from attn_shared.alignment import aligned, is_aligned
 from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
 from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill
-from attn_shared.request import AttentionType, MLADims
+from attn_shared.request import AttentionRequest, AttentionType, MLADims
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -68,6 +69,19 @@ class AiterPrefill(MLAPrefill):
     def capability(cls, device: DeviceFacts, inventory: Inventory) -> Capability:
         """Return what it can do with the release that is installed."""
         return prefills_capability(device, inventory)
+
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return the one kernel."""
+        return (
+            KernelPath(
+                rows="prefills",
+                kernel="flash_attn_varlen_func",
+                why="values may be narrower than keys",
+            ),
+        )
 
     @classmethod
     def load_vendor(cls, device: DeviceFacts, inventory: Inventory) -> None:
