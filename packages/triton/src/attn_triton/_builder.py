@@ -21,6 +21,7 @@ from attn_shared.served import require_batch_served, require_block_table, requir
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 from attn_triton._capability import CAPABILITY, NAME
 from attn_triton._metadata import TritonAttentionMetadata
+from attn_triton._overlap import SideStream, overlaps
 from attn_triton._prompt_plan import PromptPlanner
 from attn_triton._prompts import PromptGrid
 from attn_triton._steps import (
@@ -42,6 +43,7 @@ from attn_triton.tiles import next_power_of_2
 __all__ = ["TritonAttentionMetadataBuilder", "planning"]
 
 _UNBOUNDED = 2**31 - 1
+_HAS_STREAMS = ("cuda",)
 
 
 class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMetadata]):
@@ -97,6 +99,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             is_cache_free=self._is_cache_free,
             allows_fresh=config.allows_fresh_kv,
         )
+        self._side: SideStream | None = None
         self._captured: dict[tuple[int, int], tuple[int, TritonAttentionMetadata]] = {}
         self._nothing = torch.empty(0, dtype=torch.float32, device=device)
         self._scratch = self._nothing
@@ -270,6 +273,7 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             parts=parts,
             stats=stats,
             num_kv_heads=planner.num_kv_heads,
+            side=self._side_of(composition, is_bound=is_bound),
             **self._tensors_of(common),
         )
 
@@ -286,6 +290,19 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
             return None
         most = 0 if decode is None else self._most(decode)
         return self._prompts.grid(common, most, is_bound=is_bound)
+
+    def _side_of(self, composition: Composition, *, is_bound: bool) -> SideStream | None:
+        """Return the stream on which decodes run beside prompts; None where they follow them."""
+        if self.device.type not in _HAS_STREAMS or not overlaps(
+            self._planner.machine.arch,
+            num_decodes=composition.num_decodes,
+            num_prompt_blocks=composition.num_blocks,
+            is_captured=is_bound,
+        ):
+            return None
+        if self._side is None:
+            self._side = SideStream(self.device)
+        return self._side
 
     def _spans(self, common: CommonAttentionMetadata, composition: Composition) -> list[int] | None:
         """Return the keys of each decode, of the visibility that sees most; None if not known.

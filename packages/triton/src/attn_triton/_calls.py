@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -133,25 +134,35 @@ class LayerCalls:
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
-        shape = metadata.shape
-        if metadata.prompts is not None and self._prompts.run(
-            query,
-            output,
-            lse,
-            fresh,
-            keys,
-            tensors,
-            (layer.sinks, scales.k_tensor, scales.v_tensor),
-            (self._scale, self._cap),
-            scales[:3],
-            metadata,
-        ):
-            if step.decode is None:
-                return
-            shape, step = metadata.decode_shape, metadata.decode_step(self.visibility, step)
-        self._run_blocks(
-            layer, query, output, lse, keys, tensors, scales, shape, step, metadata.causal
-        )
+        call = (layer, query, output, lse, keys, tensors, scales, metadata.causal)
+        side, prompts = metadata.side, None
+        if side is None and metadata.prompts is None:
+            self._run_blocks(*call, metadata.shape, step)
+            return
+        blocks = partial(self._run_blocks, *call)
+        if metadata.prompts is not None:
+            own = (layer.sinks, scales.k_tensor, scales.v_tensor)
+            numbers = (self._scale, self._cap)
+            prompts = self._prompts.prepared(
+                query, output, lse, fresh, keys, tensors, own, numbers, scales[:3], metadata
+            )
+        if prompts is None and side is None:
+            blocks(metadata.shape, step)
+            return
+        if prompts is None:
+            prompts = partial(blocks, *metadata.prefill_alone(self.visibility, step))
+        if step.decode is None:
+            prompts()
+            return
+        decodes = partial(blocks, *metadata.decode_alone(self.visibility, step))
+        if side is None:
+            prompts()
+            decodes()
+            return
+        with side:  # decodes first: prompts then take what they leave
+            decodes()
+        prompts()
+        side.join()
 
     def _run_blocks(
         self,
@@ -162,9 +173,9 @@ class LayerCalls:
         keys: KeysValues,
         tensors: Callable[[], KeysValuesTensors],
         scales: _Scales,
+        causal: int,
         shape: Shape,
         step: Step,
-        causal: int,
     ) -> None:
         """Launch the kernels of a step whose rows are those of one kv head."""
         key = (shape, query.stride(), output.stride(), keys.places, causal, scales.mode)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from attn_triton._overlap import SideStream
 from attn_triton._prompts import PromptGrid
 from attn_triton._steps import DecodeGrid, Shape, shape_of
 from attn_triton._visibility import Visibility
@@ -85,6 +86,7 @@ class TritonAttentionMetadata:
         parts: float32 memory for parts of requests.
         stats: float32 memory for their maxima and sums.
         num_kv_heads: of a layer.
+        side: the stream on which decodes run beside prompts; None: they follow them.
     """
 
     num_actual_tokens: int
@@ -104,8 +106,11 @@ class TritonAttentionMetadata:
     parts: Tensor
     stats: Tensor
     num_kv_heads: int
+    side: SideStream | None = None
     _steps: dict[Visibility, Step] = field(init=False, repr=False, default_factory=dict)
-    _decode_steps: dict[Visibility, Step] = field(init=False, repr=False, default_factory=dict)
+    _alone: dict[tuple[Visibility, bool], tuple[Shape, Step]] = field(
+        init=False, repr=False, default_factory=dict
+    )
     _prompt_launches: dict[int, Launch] = field(init=False, repr=False, default_factory=dict)
 
     def step(self, visibility: Visibility) -> Step | None:
@@ -115,17 +120,23 @@ class TritonAttentionMetadata:
             found = self._steps[visibility] = self._step(self.plans[visibility])
         return found
 
-    def decode_step(self, visibility: Visibility, step: Step) -> Step:
-        """Return a step, from `step`, without the prefill kernel."""
-        found = self._decode_steps.get(visibility)
+    def decode_alone(self, visibility: Visibility, step: Step) -> tuple[Shape, Step]:
+        """Return `shape` and a step, from `step`, without the prefill kernel."""
+        found = self._alone.get((visibility, True))
         if found is None:
-            found = self._decode_steps[visibility] = step._replace(prefill=None)
+            shape = shape_of(self.shape.decode, self.shape.blocks, None)
+            found = shape, step._replace(prefill=None)
+            self._alone[visibility, True] = found
         return found
 
-    @property
-    def decode_shape(self) -> Shape:
-        """The part of `shape` that the decode kernel's machine code depends on."""
-        return shape_of(self.shape.decode, self.shape.blocks, None)
+    def prefill_alone(self, visibility: Visibility, step: Step) -> tuple[Shape, Step]:
+        """Return `shape` and a step, from `step`, without the kernels of decodes."""
+        found = self._alone.get((visibility, False))
+        if found is None:
+            shape = shape_of(None, 0, self.shape.prefill)
+            found = shape, step._replace(decode=None, combine=None)
+            self._alone[visibility, False] = found
+        return found
 
     def _step(self, plan: Tensor) -> Step:
         decode, combine, prefill = None, None, None

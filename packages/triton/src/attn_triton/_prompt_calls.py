@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -41,7 +42,7 @@ class PromptCalls:
         self._described: dict[Any, tuple[Any, Any]] = {}
         self._current_device: Callable[[], int] | None = None
 
-    def run(
+    def prepared(
         self,
         query: Tensor,
         output: Tensor,
@@ -53,8 +54,8 @@ class PromptCalls:
         numbers: tuple[float, float],
         scales: tuple[int, float, float],
         metadata: TritonAttentionMetadata,
-    ) -> bool:
-        """Launch it; return False where the plain kernel has to run instead.
+    ) -> Callable[[], None] | None:
+        """Return what launches it; None where the plain kernel has to run instead.
 
         Args:
             query: (T, Hq, D).
@@ -72,10 +73,28 @@ class PromptCalls:
         """
         grid = metadata.prompts
         if grid is None:
-            return False
+            return None
         program = self._program(grid, query, output, fresh, keys, metadata.causal, scales[0])
         if program is None:
-            return False
+            return None
+        call = (query, output, lse, fresh, keys, tensors, own, numbers, scales, metadata)
+        return partial(self._run, program, grid, *call)
+
+    def _run(
+        self,
+        program: PromptProgram,
+        grid: PromptGrid,
+        query: Tensor,
+        output: Tensor,
+        lse: Tensor | None,
+        fresh: tuple[Tensor, Tensor] | None,
+        keys: KeysValues,
+        tensors: Callable[[], KeysValuesTensors],
+        own: _Own,
+        numbers: tuple[float, float],
+        scales: tuple[int, float, float],
+        metadata: TritonAttentionMetadata,
+    ) -> None:
         if program.route.context is Context.NONE:
             cached, own, scales = (None, None), (own[0], None, None), (0, 1.0, 1.0)
         elif program.route.context is Context.PAGES:
@@ -91,7 +110,6 @@ class PromptCalls:
         launch = metadata.prompt_launch(grid, self._spec.num_heads)
         factors = (numbers[0] * scales[1], scales[2], numbers[1])
         self._launch(program, launch, described, (output, lse), own, factors)
-        return True
 
     def _program(
         self,

@@ -70,6 +70,7 @@ def _captured(depth: Depth, fit: Fit) -> Iterator[Case]:
         yield fit.case(
             f"mixed-{name}", (1, 2, n), (2 * n, 3 * n, 2 * n), **feature, variant="mixed"
         )
+    yield fit.case("mixed-prompt", (1, 2, 70), (2 * n, 3 * n, 70 + n), variant="mixed")
     yield fit.case("padded", (1, 1, 1, 1), (2, 3 * n, 0, n + 1), variant="decode")
 
 

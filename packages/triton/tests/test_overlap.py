@@ -1,0 +1,85 @@
+"""Decodes on a stream beside prompts: when, in what order, and in a captured graph."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import pytest
+import torch
+from prompt_cases import prompt_cases
+
+from attn_conformance.case import Case
+from attn_conformance.checks import check_numbers
+from attn_conformance.rules.graphs import RULES
+from attn_conformance.subject import Subject
+from attn_shared.arch import parse_arch
+from attn_triton import _builder, _calls
+
+HOPPER = parse_arch("sm_90")
+(_MIXED,) = (case for case in prompt_cases() if case.name.startswith("decodes, chunks"))
+
+
+class Side:
+    """Stands for a second stream where there are none, and tells what was launched on it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seen: list[str] = []
+        sides.append(self)
+
+    def __enter__(self) -> None:
+        self.seen.append("fork")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seen.append("back")
+
+    def join(self) -> None:
+        self.seen.append("join")
+
+
+sides: list[Side] = []
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["prompts", "plain"])
+def test_decodes_come_first_and_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, has_kernel: bool
+) -> None:
+    sides.clear()
+    monkeypatch.setattr(_builder, "SideStream", Side)
+    monkeypatch.setattr(_builder, "overlaps", lambda *_, **sizes: sizes["num_decodes"] > 0)
+    monkeypatch.setattr(_builder, "_HAS_STREAMS", ("cpu",))
+    run, prepared = _calls._launch, _calls.PromptCalls.prepared
+
+    def launched(kernels: object, step: _calls.Step, *args: object) -> None:
+        sides[-1].seen += [name for name in ("decode", "prefill") if getattr(step, name)]
+        run(kernels, step, *args)
+
+    def watched(*args: object) -> object:
+        found = prepared(*args) if has_kernel else None
+
+        def launch() -> None:
+            sides[-1].seen.append("prompts")
+            found()
+
+        return None if found is None else launch
+
+    monkeypatch.setattr(_calls, "_launch", launched)
+    monkeypatch.setattr(_calls.PromptCalls, "prepared", watched)
+    check_numbers(Subject.find("interpreted_backend:InterpretedBackend", "cpu"), _MIXED)
+    (side,) = sides
+    kernel = "prompts" if has_kernel else "prefill"
+    once = ["fork", "decode", "back", kernel, "join"]
+    assert side.seen == 2 * once  # without an LSE and with one
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_captured_mixed_batch(block_size: int) -> None:
+    case: Case = _MIXED.with_fields(block_size=block_size, nan_tail=False, num_padding_rows=0)
+    (replay,) = (rule for rule in RULES if rule.name == "replay")
+    replay.check(Subject.find("TRITON_ATTN", "cuda:0"), case.with_fields(variant="mixed"))
