@@ -140,6 +140,18 @@ def test_warm_device_calls_repeat_the_first_copy(log: list[str]) -> None:
     assert log[0] == "call"
 
 
+def test_the_device_rests_from_what_was_timed_before(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=rests.append))
+    timer = device_timer(log, is_cold=True)
+    for calls in (["call"], ["call"] * 24, ["call"]):
+        timer.time_us([lambda entries=calls: log.extend(entries)])  # type: ignore[misc]
+    # eight calls of two milliseconds, then eight times as many as a graph has
+    assert rests == [pytest.approx(0.032), timing._LONGEST_REST_S]
+
+
 def test_the_device_is_not_kept_busy_for_ever(log: list[str]) -> None:
     device_timer(log, is_cold=False).time_us([lambda: log.append("call")], host_us=1e9)
     assert "sleep 200000000" in log

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from attn_conformance.rules.graphs import RULES
 from attn_conformance.subject import Subject
 from attn_shared.arch import parse_arch
 from attn_triton import _builder, _calls
+from attn_triton._metadata import Step
+from attn_triton._overlap import overlaps
+from attn_triton._prompt_calls import PromptCalls
 
 HOPPER = parse_arch("sm_90")
 (_MIXED,) = (case for case in prompt_cases() if case.name.startswith("decodes, chunks"))
@@ -44,6 +49,26 @@ class Side:
 sides: list[Side] = []
 
 
+@pytest.mark.parametrize(
+    ("tokens", "has_decodes", "is_captured", "expected"),
+    [
+        (1024, True, False, True),
+        (512, True, False, False),  # outside a graph the host would take longer than the device
+        (512, True, True, True),
+        (20, True, True, True),
+        (1024, False, True, False),
+        (0, True, True, False),
+    ],
+)
+def test_when_decodes_run_beside_prompts(
+    tokens: int, has_decodes: bool, is_captured: bool, expected: bool
+) -> None:
+    blocks = -(-tokens * 4 // 128)  # of 32/8 heads
+    facts: dict[str, Any] = {"has_decodes": has_decodes, "num_prompt_programs": blocks * 8}
+    assert overlaps(HOPPER, 132, **facts, is_captured=is_captured) is expected
+    assert not overlaps(parse_arch("gfx942"), 132, **facts, is_captured=is_captured)
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("has_kernel", [True, False], ids=["prompts", "plain"])
 def test_decodes_come_first_and_are_waited_for(
@@ -51,25 +76,27 @@ def test_decodes_come_first_and_are_waited_for(
 ) -> None:
     sides.clear()
     monkeypatch.setattr(_builder, "SideStream", Side)
-    monkeypatch.setattr(_builder, "overlaps", lambda *_, **sizes: sizes["num_decodes"] > 0)
+    monkeypatch.setattr(_builder, "overlaps", lambda *_, **facts: facts["has_decodes"])
     monkeypatch.setattr(_builder, "_HAS_STREAMS", ("cpu",))
-    run, prepared = _calls._launch, _calls.PromptCalls.prepared
+    run, prepared = _calls._launch, PromptCalls.prepared
 
-    def launched(kernels: object, step: _calls.Step, *args: object) -> None:
+    def launched(kernels: Any, step: Step, *args: Any) -> None:
         sides[-1].seen += [name for name in ("decode", "prefill") if getattr(step, name)]
         run(kernels, step, *args)
 
-    def watched(*args: object) -> object:
+    def watched(*args: Any) -> Callable[[], None] | None:
         found = prepared(*args) if has_kernel else None
+        if found is None:
+            return None
 
         def launch() -> None:
             sides[-1].seen.append("prompts")
             found()
 
-        return None if found is None else launch
+        return launch
 
     monkeypatch.setattr(_calls, "_launch", launched)
-    monkeypatch.setattr(_calls.PromptCalls, "prepared", watched)
+    monkeypatch.setattr(PromptCalls, "prepared", watched)
     check_numbers(Subject.find("interpreted_backend:InterpretedBackend", "cpu"), _MIXED)
     (side,) = sides
     kernel = "prompts" if has_kernel else "prefill"

@@ -293,10 +293,12 @@ class TritonAttentionMetadataBuilder(AttentionMetadataBuilder[TritonAttentionMet
 
     def _side_of(self, composition: Composition, *, is_bound: bool) -> SideStream | None:
         """Return the stream on which decodes run beside prompts; None where they follow them."""
+        machine = self._planner.machine
         if self.device.type not in _HAS_STREAMS or not overlaps(
-            self._planner.machine.arch,
-            num_decodes=composition.num_decodes,
-            num_prompt_blocks=composition.num_blocks,
+            machine.arch,
+            machine.compute_units,
+            has_decodes=composition.num_decodes > 0,
+            num_prompt_programs=composition.num_blocks * self._planner.num_kv_heads,
             is_captured=is_bound,
         ):
             return None

@@ -19,6 +19,7 @@ from attn_triton._capability import NAME
 from attn_triton._keys import KeysValues, KeysValuesTensors, Places
 from attn_triton._metadata import Step, TritonAttentionMetadata
 from attn_triton._noting import PendingHandle
+from attn_triton._overlap import SideStream
 from attn_triton._prompt_calls import PromptCalls
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
@@ -151,18 +152,10 @@ class LayerCalls:
             return
         if prompts is None:
             prompts = partial(blocks, *metadata.prefill_alone(self.visibility, step))
-        if step.decode is None:
-            prompts()
-            return
-        decodes = partial(blocks, *metadata.decode_alone(self.visibility, step))
-        if side is None:
-            prompts()
-            decodes()
-            return
-        with side:  # decodes first: prompts then take what they leave
-            decodes()
-        prompts()
-        side.join()
+        decodes = None
+        if step.decode is not None:
+            decodes = partial(blocks, *metadata.decode_alone(self.visibility, step))
+        _launch_both(prompts, decodes, side)
 
     def _run_blocks(
         self,
@@ -357,6 +350,23 @@ def _union(addresses: Sequence[int | None]) -> int:
         if address is not None:
             bits |= address
     return bits
+
+
+def _launch_both(
+    prompts: Callable[[], None], decodes: Callable[[], None] | None, side: SideStream | None
+) -> None:
+    """Launch a step's prompts and its decodes: beside each other with a second stream."""
+    if decodes is None:
+        prompts()
+        return
+    if side is None:
+        prompts()
+        decodes()
+        return
+    with side:  # decodes first: prompts then take what they leave
+        decodes()
+    prompts()
+    side.join()
 
 
 def _launch(
