@@ -12,6 +12,7 @@ import pytest
 from attn_shared.device import preset
 from attn_shared.kv_write import write_kv
 from attn_shared.merge import merge_attn_states
+from attn_shared.page_lists import page_indices
 from attn_triton.portable import portable_for
 
 H200 = preset("h200")
@@ -21,6 +22,7 @@ HERE = replace(H200, is_simulated=False)
 def test_torch_where_the_device_is_not_here() -> None:
     found = portable_for(H200)
     assert (found.name, found.write_kv, found.merge) == ("torch", write_kv, merge_attn_states)
+    assert found.page_indices is page_indices
 
 
 def test_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,9 +31,11 @@ def test_torch_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_triton_where_both_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = SimpleNamespace(write_kv=object(), merge_attn_states=object())
+    names = ("write_kv", "merge_attn_states", "page_indices")
+    kernels = SimpleNamespace(**{name: object() for name in names})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib, "import_module", lambda name: kernels)
     found = portable_for(HERE)
     assert found.name == "triton"
     assert (found.write_kv, found.merge) == (kernels.write_kv, kernels.merge_attn_states)
+    assert found.page_indices is kernels.page_indices

@@ -39,9 +39,9 @@ def test_a_float16_query_is_not_made_so_small_that_it_loses_digits() -> None:
 def test_a_layer_with_a_tiny_scale_of_its_own_is_lifted_too() -> None:
     with fi_stubbed("0.6.13", H200):
         impl = FlashInferImpl(fi_layer(scale=-1e-5))
-        assert impl._lift_of(1.0) == lift_of(1e-5, 1.0, BF16) < 1
-        assert impl._lift_of(4096.0) == 1.0
-        assert impl._lift_of(1.0) < 1
+        assert impl._scaling_of((1.0, 1.0, 1.0)).lift == lift_of(1e-5, 1.0, BF16) < 1
+        assert impl._scaling_of((4096.0, 1.0, 1.0)).lift == 1.0
+        assert impl._scaling_of((1.0, 1.0, 1.0)).lift < 1
 
 
 def test_the_stub_shows_hidden_logits_that_count(monkeypatch: pytest.MonkeyPatch) -> None:

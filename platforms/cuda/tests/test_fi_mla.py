@@ -10,6 +10,7 @@ from attn_cuda._fi_mla_plan import PlannedMLA
 from attn_cuda._fi_mla_trtllm import TABLE_TOKENS, TrtllmMLA, trtllm_page_size
 from attn_cuda._vendor.flashinfer_mla import interface
 from attn_shared.errors import UnsupportedOptionError
+from attn_shared.page_lists import page_indices
 from attn_shared.request import MLADims
 
 RELEASES = pytest.mark.parametrize("stub", [FLASHINFER_MLA_0_6, FLASHINFER_MLA_0_7])
@@ -36,6 +37,7 @@ def test_planned_decodes_of_each_release(
             page_size=64,
             workspace=workspace(),
             backend="fa3",
+            list_pages=page_indices,
             most_pages=step.block_table.numel() if is_captured else 0,
             num_reqs=3 if is_captured else 0,
         )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from attn_cuda._fi_pages import page_indices, pages_of, require_pages
 from attn_shared.errors import MetadataError
+from attn_shared.page_lists import page_indices as list_pages
 
 
 def walked(lens: list[int], table: list[list[int]], size: int) -> tuple[list[int], ...]:
@@ -38,7 +39,7 @@ def test_pages_are_those_that_tokens_lie_in(
     table = ids[: len(lens) * columns].reshape(len(lens), columns)
 
     pages = pages_of(torch.tensor(lens, dtype=torch.int32), size)
-    indices = page_indices(table, pages)
+    indices = page_indices(table, pages, list_pages)
 
     found = (pages.starts.tolist(), indices.tolist(), pages.last_lens.tolist())
     assert found == walked(lens, table.tolist(), size)
@@ -49,7 +50,7 @@ def test_pages_are_those_that_tokens_lie_in(
 def test_entries_past_the_last_page_are_not_read() -> None:
     table = torch.tensor([[3, -7, 2**30], [5, 6, -1]], dtype=torch.int32)
     pages = pages_of(torch.tensor([4, 17], dtype=torch.int32), 16)
-    assert page_indices(table, pages).tolist() == [3, 5, 6]
+    assert page_indices(table, pages, list_pages).tolist() == [3, 5, 6]
 
 
 def test_a_length_that_the_table_does_not_hold_is_refused_with_both_numbers() -> None:

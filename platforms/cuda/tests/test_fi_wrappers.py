@@ -123,7 +123,7 @@ def test_the_pinned_buffer_is_waited_for_before_it_is_written_again(
     planner = Planner(copying, torch.device("cuda:1"), {})
     for step in (1, 2):
         planner.plan(step=step)
-    record = "record on the stream of cuda:1"
+    record = "record on the stream of 1"
     assert copying.seen == ["plan 1", record, "wait", "plan 2", record]
 
 

@@ -24,7 +24,7 @@ class CallChecker:
 
     An implementation builds one in its constructor, and in `forward` calls `check_tensors` and
     `check_layer`, then `check_keys` for keys that come with the call, or `check_cache` and
-    `check_written_keys` for those of a cache.
+    `check_written_keys` for those of a cache; `check_call` is three of these in one pass.
     """
 
     def __init__(self, spec: LayerSpec, *, returns_lse: bool = True) -> None:
@@ -40,10 +40,78 @@ class CallChecker:
         self._takes_scales = (
             isinstance(cache, AttentionSpec) and cache.is_quantized and not cache.has_inline_scales
         ) or (isinstance(cache, MLAAttentionSpec) and cache.is_quantized)
+        self._dtype = spec.dtype
+        self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
+        self._head_size, self._head_size_v = spec.head_size, spec.head_size_v
         # Scale tensors on the host whose contents were found to be 1.
         self._seen_scales: dict[str, Tensor] = {}
         # The scales of the last call that was found right.
         self._right_scales: tuple[object, object] = (object(), object())
+
+    def check_call(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        output: Tensor | None,
+        lse: Tensor | None,
+        num_tokens: int,
+        device: torch.device,
+    ) -> None:
+        """Do what `check_tensors`, `check_written_keys` and `check_layer` do, in one pass.
+
+        Args:
+            layer: the calling layer.
+            query: as in `check_tensors`.
+            key: as in `check_written_keys`.
+            value: as there.
+            output: as in `check_tensors`.
+            lse: as there.
+            num_tokens: as there.
+            device: where the metadata is.
+
+        Raises:
+            InvalidInputError: as they do.
+            UnsupportedOptionError: as they do.
+        """
+        if lse is not None or not self._is_usual(query, key, value, output, num_tokens, device):
+            self.check_tensors(query, output, lse, num_tokens, device)
+            self.check_written_keys(key, value, device)
+        self.check_layer(layer, device)
+
+    def _is_usual(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        output: Tensor | None,
+        num_tokens: int,
+        device: torch.device,
+    ) -> bool:
+        """Whether a call is surely right: a quick yes; after a no the checks themselves say why."""
+        if not (
+            isinstance(query, Tensor)
+            and isinstance(output, Tensor)
+            and isinstance(key, Tensor)
+            and isinstance(value, Tensor)
+            and query.layout is output.layout is key.layout is value.layout is torch.strided
+            and query.dtype is output.dtype is key.dtype is value.dtype is self._dtype
+            and query.device == output.device == key.device == value.device == device
+        ):
+            return False
+        rows, keys = query.shape, key.shape
+        if len(rows) != 3 or len(keys) != 3:
+            return False
+        num_rows, num_heads, head_size_v = rows[0], self._num_heads, self._head_size_v
+        return (
+            num_tokens <= num_rows
+            and rows[1] == num_heads
+            and rows[2] == keys[2] == self._head_size
+            and keys[1] == self._num_kv_heads
+            and output.shape == (num_rows, num_heads, head_size_v)
+            and value.shape[1:] == (self._num_kv_heads, head_size_v)
+        )
 
     def check_tensors(
         self,

@@ -97,10 +97,11 @@ class DirectPart:
         """Call the kernels."""
         query = rows_of(call.query, self.first, self.last).contiguous()
         output = rows_of(call.output, self.first, self.last)
-        factor = self.key.scale * call.k_scale
+        scaling = call.scaling
+        factor = self.key.scale * scaling.k_scale
         if self.kernels == "trtllm-gen" and self.key.is_quantized:  # its kernels take both alike
-            query = quantize_fp8(query, call.q_scale, torch.float8_e4m3fn)
-            factor *= call.q_scale
+            query = quantize_fp8(query, scaling.q_scale, torch.float8_e4m3fn)
+            factor *= scaling.q_scale
         options: dict[str, Any] = {
             "query": query,
             "kv_cache": call.cache,
@@ -108,7 +109,7 @@ class DirectPart:
             "block_tables": self.block_table,
             "seq_lens": self.seq_lens,
             "bmm1_scale": factor,
-            "bmm2_scale": call.v_scale,
+            "bmm2_scale": scaling.v_scale,
             "window_left": self.key.window_left,
             "out": output,
             "sinks": call.sinks,

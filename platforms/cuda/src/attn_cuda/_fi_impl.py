@@ -11,7 +11,7 @@ from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import Call, plan_key
 from attn_cuda._fi_metadata import FlashInferMetadata
-from attn_cuda._fi_scales import Scales, lift_of
+from attn_cuda._fi_scales import Scales, Scaling, scaling_of
 from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
 from attn_shared.backend import AttentionImpl, AttentionLayer
 from attn_shared.cache_views import Views
@@ -56,7 +56,8 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             self.write_kv = portable_for(loaded.device).write_kv
         self._is_head_major = self._key.layout is KVCacheLayout.HND
         self._scales = Scales(self.backend_name) if self._key.is_quantized else None
-        self._lift = (1.0, lift_of(self._key.scale, 1.0, self._key.dtype))  # k_scale, and its lift
+        self._numbers = (1.0, 1.0, 1.0)  # of keys, values and query, as last seen
+        self._scaling = scaling_of(self._key.scale, self._key.dtype, *self._numbers)
         self._views = Views()
 
     @staticmethod
@@ -84,9 +85,9 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         """
         self.check_metadata(metadata)
         device = metadata.device
-        self._checker.check_tensors(query, output, lse, metadata.num_actual_tokens, device)
-        self._checker.check_layer(layer, device)
-        self._checker.check_written_keys(key, value, device)
+        self._checker.check_call(
+            layer, query, key, value, output, lse, metadata.num_actual_tokens, device
+        )
         if lse is not None and self.spec.softcap is not None:
             raise UnsupportedOptionError(
                 f"lse is given with softcap={self.spec.softcap}; allowed: None, for the kernels "
@@ -96,7 +97,16 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         target = output
         if target is None or not (target.is_contiguous() and is_aligned(target)):
             target = query.new_empty(query.shape)
-        call = self._call(layer, query, key, value, kv_cache, target, lse)
+        call = Call(
+            aligned(query) if self._sign > 0 else query * self._sign,
+            self._cache(kv_cache, device),
+            target,
+            lse,
+            None if key is None or value is None else (key, value),
+            self._scaling if self._scales is None else self._scaling_of(self._scales.of(layer)),
+            layer.sinks,
+            self._cache_scales(kv_cache) if self._is_nvfp4 else None,
+        )
         for part in metadata.parts:
             part.run(call)
         if output is None or target is output:
@@ -105,37 +115,11 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         output[:rows].copy_(target[:rows])
         return output
 
-    def _call(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: Tensor | None,
-        output: Tensor,
-        lse: Tensor | None,
-    ) -> Call:
-        """Return the tensors as the kernels take them."""
-        cache = self._cache(kv_cache, query.device)
-        scales = (1.0, 1.0, 1.0) if self._scales is None else self._scales.of(layer)
-        return Call(
-            query=aligned(query) if self._sign > 0 else query * self._sign,
-            cache=cache,
-            output=output,
-            lse=lse,
-            fresh=None if key is None or value is None else (key, value),
-            k_scale=scales[0],
-            v_scale=scales[1],
-            q_scale=scales[2],
-            lift=self._lift_of(scales[0]),
-            sinks=layer.sinks,
-            cache_scales=self._cache_scales(kv_cache) if self._is_nvfp4 else None,
-        )
-
-    def _lift_of(self, k_scale: float) -> float:
-        if k_scale != self._lift[0]:
-            self._lift = (k_scale, lift_of(self._key.scale, k_scale, self._key.dtype))
-        return self._lift[1]
+    def _scaling_of(self, numbers: tuple[float, float, float]) -> Scaling:
+        if numbers != self._numbers:
+            self._scaling = scaling_of(self._key.scale, self._key.dtype, *numbers)
+            self._numbers = numbers
+        return self._scaling
 
     def check_metadata(self, metadata: FlashInferMetadata) -> None:
         """Refuse another backend's metadata, and a step that was planned for another layer."""

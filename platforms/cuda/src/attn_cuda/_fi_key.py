@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_cuda._fi_scales import PLAIN, Scaling
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import AttentionSpec
@@ -123,12 +124,9 @@ class Call:
         output: (T, Hq, D), contiguous.
         lse: (Hq, T) float32, or None.
         fresh: this step's keys and values (T, Hkv, D), where the call brings them.
-        k_scale, v_scale: of a quantised cache.
-        q_scale: of a query that is quantised beside it.
-        lift: a power of two by which planned kernels get a smaller query and a larger `k_scale`;
-            1.0 where the factor of their logits is large enough as it is.
-        cache_scales: block scales of a cache of 4 bits, in its order; None for every other.
+        scaling: numbers of the cache's scales.
         sinks: (Hq,) float32, or None.
+        cache_scales: block scales of a cache of 4 bits, in its order; None for every other.
     """
 
     query: Tensor
@@ -136,9 +134,6 @@ class Call:
     output: Tensor
     lse: Tensor | None
     fresh: tuple[Tensor, Tensor] | None
-    k_scale: float
-    v_scale: float
-    sinks: Tensor | None
-    q_scale: float = 1.0
-    lift: float = 1.0
+    scaling: Scaling = PLAIN
+    sinks: Tensor | None = None
     cache_scales: tuple[Tensor, Tensor] | None = None

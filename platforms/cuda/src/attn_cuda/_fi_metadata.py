@@ -8,13 +8,14 @@ from functools import cache, partial
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from attn_cuda import _fi_loaded
 from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_choice import FEW_ROWS, has_hoppers_kernels
 from attn_cuda._fi_key import PlanKey, group_key
 from attn_cuda._fi_pages import Pages, page_indices, pages_of, require_pages
-from attn_cuda._fi_parts import CascadePart, FreshPart, Part, PlannedPart
+from attn_cuda._fi_parts import CascadePart, FreshPart, Once, Part, PlannedPart
 from attn_cuda._fi_rows import Rows, cut, keyless_rows, num_single_rows
 from attn_cuda._fi_wrappers import Lease, Wrappers, has_plain_decode, uses_tensor_cores
 from attn_shared.backend import AttentionCGSupport, AttentionMetadataBuilder
@@ -86,6 +87,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         self._capability = self._capability_of(self._loaded)
         self._block_size = self.shared_block_size()
         self._portable = portable_for(self._loaded.device)
+        self._options = self._key.options()
         self._distinct = tuple({layer.has_sinks: layer for layer in layers.values()}.values())
         self._combines_ranks = self._distinct[0].dcp_size > 1  # each call is asked for its LSE
         self._sizes = frozenset(config.capture_sizes)
@@ -172,6 +174,9 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             causal=common.causal is True,
         )
 
+    def _page_indices(self, rows: Rows, pages: Pages) -> Tensor:
+        return page_indices(rows.block_table, pages, self._portable.page_indices)
+
     def _parts(self, rows: Rows) -> list[Part]:
         """Cut a batch into its leading decodes and the rest; requests without rows need no part."""
         decodes, rest = self._split(rows)
@@ -200,7 +205,7 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         else:
             lease = self._wrappers.decode(on_tensor_cores=on_tensor_cores)
         has_lse = not on_tensor_cores and size not in self._sizes
-        with_lse = None if has_lse else cache(partial(self._decode_with_lse, rows, pages))
+        with_lse = None if has_lse else Once(partial(self._decode_with_lse, rows, pages))
         return self._planned_decode(rows, pages, lease, with_lse)
 
     def _planned_decode(
@@ -212,12 +217,12 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
     ) -> PlannedPart:
         lease.planner.plan(
             indptr=pages.starts,
-            indices=page_indices(rows.block_table, pages),
+            indices=self._page_indices(rows, pages),
             last_page_len=pages.last_lens,
             seq_lens=pages.seq_lens,
             head_dim=self._key.head_size,
             page_size=self._block_size,
-            **self._key.options(),
+            **self._options,
         )
         return PlannedPart(
             lease=lease,
@@ -274,15 +279,15 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             kv_indptr=rows.query_start_loc,
             head_dim_qk=self._key.head_size,
             causal=True,
-            **self._key.options(),
+            **self._options,
         )
-        return FreshPart(lease=lease, first=rows.first, last=rows.last, paged=cache(paged))
+        return FreshPart(lease=lease, first=rows.first, last=rows.last, paged=Once(paged))
 
     def _is_fresh(self, rows: Rows) -> bool:
         """Whether the step brings every key; a rank's share of a sequence is no such batch."""
         if not rows.causal or self._combines_ranks:
             return False
-        return bool((rows.seq_lens == rows.query_start_loc.diff()).all())
+        return torch.equal(rows.seq_lens, rows.query_start_loc.diff())
 
     def _kernels(self, rows: Rows) -> str:
         """Return the family of kernels: Hopper's own where rows are many and the cache is plain.
@@ -300,20 +305,20 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
         lease.planner.plan(
             qo_indptr=rows.query_start_loc,
             paged_kv_indptr=pages.starts,
-            paged_kv_indices=page_indices(rows.block_table, pages),
+            paged_kv_indices=self._page_indices(rows, pages),
             paged_kv_last_page_len=pages.last_lens,
             seq_lens=pages.seq_lens,
             head_dim_qk=self._key.head_size,
             page_size=self._block_size,
             causal=rows.causal,
-            **self._key.options(),
+            **self._options,
         )
         return PlannedPart(
             lease=lease,
             first=rows.first,
             last=rows.last,
             keyless=keyless_rows(rows),
-            with_lse=None if kernels == "fa3" else cache(partial(self._paged_with_lse, rows)),
+            with_lse=None if kernels == "fa3" else Once(partial(self._paged_with_lse, rows)),
         )
 
     def _paged_with_lse(self, rows: Rows) -> PlannedPart:
@@ -383,13 +388,12 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder[FlashInferMetadata]):
             qo_indptr_arr=[rows.query_start_loc for rows in levels],
             paged_kv_indptr_arr=[found.starts for found in pages],
             paged_kv_indices_arr=[
-                page_indices(rows.block_table, found)
-                for rows, found in zip(levels, pages, strict=True)
+                self._page_indices(rows, found) for rows, found in zip(levels, pages, strict=True)
             ],
             paged_kv_last_page_len=[found.last_lens for found in pages],
             head_dim=self._key.head_size,
             page_size=self._block_size,
             causal=True,
-            **self._key.options(),
+            **self._options,
         )
         return lease

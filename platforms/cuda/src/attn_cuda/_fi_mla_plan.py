@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_cuda._fi_pages import page_indices, pages_of, require_pages
+from attn_cuda._fi_pages import ListPages, page_indices, pages_of, require_pages
 from attn_cuda._fi_wrappers import Planner
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._vendor.flashinfer_mla import Interface
@@ -35,6 +35,7 @@ class PlannedMLA:
         page_size: int,
         workspace: Tensor,
         backend: str,
+        list_pages: ListPages,
         most_pages: int = 0,
         num_reqs: int = 0,
     ) -> None:
@@ -47,11 +48,13 @@ class PlannedMLA:
             page_size: tokens per page.
             workspace: uint8, of the device; wrappers that never run at the same time share one.
             backend: "fa3" or "fa2".
+            list_pages: as `attn_shared.page_lists.page_indices`.
             most_pages: of a captured batch; 0: the batch is not captured.
             num_reqs: of a captured batch.
         """
         self._interface, self._spec, self._rank = interface, spec, kv_lora_rank
         self._page_size, self._device = page_size, workspace.device
+        self._list_pages = list_pages
         self._scale = Scale(spec.scale)
         buffers: dict[str, Any] = {}
         if most_pages:
@@ -92,7 +95,7 @@ class PlannedMLA:
         tensors = {
             "qo_indptr": starts_cpu,
             "kv_indptr": pages.starts,
-            "kv_indices": page_indices(step.block_table, pages),
+            "kv_indices": page_indices(step.block_table, pages, self._list_pages),
             "kv_len_arr": seq_lens_cpu,
         }
         if self._interface.csr is None:

@@ -6,6 +6,7 @@ for the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from attn_shared.errors import MetadataError
 
-__all__ = ["Pages", "page_indices", "pages_of", "require_pages"]
+__all__ = ["ListPages", "Pages", "page_indices", "pages_of", "require_pages"]
+
+ListPages = Callable[[Tensor, Tensor, int], Tensor]
+"""As `attn_shared.page_lists.page_indices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,10 +44,14 @@ def pages_of(seq_lens: Tensor, block_size: int) -> Pages:
         seq_lens: (B,) int32 on the host, exact.
         block_size: tokens per page.
     """
-    counts = (seq_lens + (block_size - 1)) // block_size
     starts = torch.zeros(len(seq_lens) + 1, dtype=torch.int32)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=starts[1:])
-    last_lens = seq_lens - (counts - 1).clamp_(min=0) * block_size
+    counts = starts[1:]
+    torch.add(seq_lens, block_size - 1, out=counts)
+    counts.floor_divide_(block_size).cumsum_(0)
+    if block_size == 1:
+        last_lens = seq_lens.clamp(max=1)
+    else:  # the remainder has the sign of what is divided: 0 keys give -1 + 1
+        last_lens = (seq_lens - 1).fmod_(block_size).add_(1)
     return Pages(starts=starts, last_lens=last_lens, seq_lens=seq_lens, count=int(starts[-1]))
 
 
@@ -67,15 +75,14 @@ def require_pages(seq_lens: Tensor, block_table: Tensor, block_size: int) -> Non
         )
 
 
-def page_indices(block_table: Tensor, pages: Pages) -> Tensor:
+def page_indices(block_table: Tensor, pages: Pages, many: ListPages) -> Tensor:
     """Return the page numbers of all requests in a row, (pages.count,) int32 on the device.
 
     Args:
         block_table: (B, M) int32; entries past a request's pages are not read.
         pages: of its B requests.
+        many: lists the pages of several requests; those of one lie in a row already.
     """
-    device = block_table.device
-    starts = pages.starts.to(device, non_blocking=True)
-    places = torch.arange(pages.count, dtype=torch.int32, device=device)
-    rows = torch.searchsorted(starts[1:], places, right=True)
-    return block_table[rows, places - starts[rows]]
+    if len(block_table) == 1 and block_table.stride(1) == 1:
+        return block_table[0, : pages.count]
+    return many(block_table, pages.starts, pages.count)

@@ -7,7 +7,7 @@ Each writes its rows of output and LSE. The kernels' LSE is (T, Hq) of base 2; t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from attn_cuda._fi_key import Call
 from attn_cuda._fi_wrappers import Lease
 from attn_shared.alignment import aligned
 
-__all__ = ["CascadePart", "FreshPart", "Part", "PlannedPart", "deliver_lse"]
+__all__ = ["CascadePart", "FreshPart", "Once", "Part", "PlannedPart", "deliver_lse"]
 
 _LN2 = math.log(2.0)
 
@@ -35,9 +35,25 @@ def deliver_lse(target: Tensor, first: int, last: int, bits: Tensor) -> None:
     torch.mul(bits.T, _LN2, out=target[:, first:last])
 
 
+class Once:
+    """Makes a part when it is first asked for; a layer that never asks costs nothing."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], PlannedPart]) -> None:
+        self._make = make
+        self._made: PlannedPart | None = None
+
+    def __call__(self) -> PlannedPart:
+        """Return the part."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
 def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
     """Return rows; the tensor itself where they are all."""
-    return tensor if last - first == tensor.shape[0] else tensor[first:last]
+    return tensor if last - first == tensor.size(0) else tensor[first:last]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,29 +79,20 @@ class PlannedPart:
         if call.lse is not None and self.with_lse is not None:
             self.with_lse().run(call)
             return
-        planner = self.lease.planner
-        options: dict[str, Any] = {}
-        query, k_scale = rows_of(call.query, self.first, self.last), call.k_scale
-        if call.lift != 1.0:
-            query, k_scale = query * call.lift, k_scale / call.lift
-        if k_scale != 1.0 or call.v_scale != 1.0:
-            options = {"k_scale": k_scale, "v_scale": call.v_scale}
+        first, last, scaling = self.first, self.last, call.scaling
+        query, output = rows_of(call.query, first, last), rows_of(call.output, first, last)
+        if scaling.lift != 1.0:
+            query = query * scaling.lift
+        options: Mapping[str, Any] = scaling.options
         if call.lse is not None:
-            options |= planner.run_options
-        output = rows_of(call.output, self.first, self.last)
-        found = planner.wrapper.run(
-            q=query,
-            paged_kv_cache=call.cache,
-            out=output,
-            return_lse=call.lse is not None,
-            **options,
-        )
+            options = {**options, **self.lease.planner.run_options, "return_lse": True}
+        found = self.lease.run(q=query, paged_kv_cache=call.cache, out=output, **options)
         if call.lse is not None:
-            deliver_lse(call.lse, self.first, self.last, found[1])
+            deliver_lse(call.lse, first, last, found[1])
         if self.keyless is not None:
             output.index_fill_(0, self.keyless, 0.0)
             if call.lse is not None:
-                call.lse[:, self.first : self.last].index_fill_(1, self.keyless, -math.inf)
+                call.lse[:, first:last].index_fill_(1, self.keyless, -math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,21 +113,23 @@ class FreshPart:
 
     def run(self, call: Call) -> None:
         """Run the wrapper."""
-        if call.fresh is None or call.lift != 1.0:
+        if call.fresh is None or call.scaling.lift != 1.0:
             self.paged().run(call)
             return
-        planner = self.lease.planner
-        key, value = (aligned(rows_of(rows, self.first, self.last)) for rows in call.fresh)
-        found = planner.wrapper.run(
-            q=rows_of(call.query, self.first, self.last),
-            k=key,
-            v=value,
-            out=rows_of(call.output, self.first, self.last),
-            return_lse=call.lse is not None,
-            **(planner.run_options if call.lse is not None else {}),
+        first, last = self.first, self.last
+        key, value = call.fresh
+        options: dict[str, Any] = {}
+        if call.lse is not None:
+            options = {**self.lease.planner.run_options, "return_lse": True}
+        found = self.lease.run(
+            q=rows_of(call.query, first, last),
+            k=aligned(rows_of(key, first, last)),
+            v=aligned(rows_of(value, first, last)),
+            out=rows_of(call.output, first, last),
+            **options,
         )
         if call.lse is not None:
-            deliver_lse(call.lse, self.first, self.last, found[1])
+            deliver_lse(call.lse, first, last, found[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,11 +152,11 @@ class CascadePart:
     def run(self, call: Call) -> None:
         """Run the levels and merge them."""
         output = rows_of(call.output, 0, self.num_tokens)
-        is_plain = call.lse is None and call.k_scale == call.v_scale == call.lift == 1.0
+        scaling = call.scaling
+        is_plain = call.lse is None and scaling.k_scale == scaling.v_scale == scaling.lift == 1.0
         if self.lease is not None and is_plain:
             query = rows_of(call.query, 0, self.num_tokens)
-            wrapper = self.lease.planner.wrapper
-            output.copy_(wrapper.run(q=query, paged_kv_cache=call.cache))
+            output.copy_(self.lease.run(q=query, paged_kv_cache=call.cache))
             return
         prefix, suffix = self.apart(call.lse is not None)
         first = self._side(prefix, call, output, None)  # sinks are counted once, in the other

@@ -68,6 +68,9 @@ def cut(rows: Rows, start: int, stop: int | None) -> Rows:
 
 def keyless_rows(rows: Rows) -> Tensor | None:
     """Return (n,) int64 on the device: rows, from the part's first, that see no key."""
+    needed = rows.max_query_len if rows.causal else 1
+    if len(rows.seq_lens) and int(rows.seq_lens.min()) >= needed:
+        return None
     query_lens = rows.query_start_loc.diff()
     if rows.causal:
         missing = (query_lens - rows.seq_lens).clamp_(min=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.impl import AttentionLayer
 
-__all__ = ["Scales", "lift_of"]
+__all__ = ["PLAIN", "Scales", "Scaling", "lift_of", "scaling_of"]
 
 _LEAST_EXPONENT = -8  # of the logits' factor: hidden logits are then 195 below 0
 _USUAL_EXPONENT = -4  # of that of heads of 128 without scales
@@ -45,6 +47,55 @@ def lift_of(scale: float, k_scale: float, dtype: torch.dtype) -> float:
             hint="take a layer in bfloat16, or a cache whose scale is larger.",
         )
     return lift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The numbers of a layer's scales, and what becomes of them in a wrapper's `run`.
+
+    Attributes:
+        k_scale, v_scale: of a quantised cache.
+        q_scale: of a query that is quantised beside it.
+        lift: a power of two by which planned kernels get a smaller query and a larger `k_scale`;
+            1.0 where the factor of their logits is large enough as it is.
+        options: keywords of a wrapper's `run`, `lift` in them; none where all are 1.
+    """
+
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    q_scale: float = 1.0
+    lift: float = 1.0
+    options: Mapping[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out `options`."""
+        k_scale = self.k_scale / self.lift
+        is_plain = k_scale == self.v_scale == 1.0
+        options = {} if is_plain else {"k_scale": k_scale, "v_scale": self.v_scale}
+        object.__setattr__(self, "options", options)
+
+
+PLAIN = Scaling()
+"""That of a cache without scales, by a factor of the usual size."""
+
+
+def scaling_of(
+    scale: float, dtype: torch.dtype, k_scale: float, v_scale: float, q_scale: float
+) -> Scaling:
+    """Return what becomes of a layer's scales.
+
+    Args:
+        scale: of its logits, positive.
+        dtype: of its query.
+        k_scale: of the stored keys.
+        v_scale: of the stored values.
+        q_scale: of a query that is quantised beside them.
+
+    Raises:
+        UnsupportedOptionError: see `lift_of`.
+    """
+    lift = lift_of(scale, k_scale, dtype)
+    return Scaling(k_scale=k_scale, v_scale=v_scale, q_scale=q_scale, lift=lift)
 
 
 class Scales:

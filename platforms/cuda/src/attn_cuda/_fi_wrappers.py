@@ -97,9 +97,12 @@ class Planner:
         """
         self.wrapper = wrapper
         self.run_options = run_options
-        self._device = device
         self._is_staged = False
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            # By its number: a device without one would be looked up at every plan.
+            self._index = torch.cuda.current_device() if device.index is None else device.index
 
     def plan(self, **arguments: Any) -> None:
         """Plan, after the last plan has left the pinned buffer."""
@@ -109,18 +112,19 @@ class Planner:
         if self._is_staged:
             self._copied.synchronize()
         self.wrapper.plan(**arguments)
-        self._copied.record(torch.cuda.current_stream(self._device))
+        self._copied.record(torch.cuda.current_stream(self._index))
         self._is_staged = True
 
 
 class Lease:
     """A planner in one step's hands; it goes back when the step is forgotten."""
 
-    __slots__ = ("_home", "planner")
+    __slots__ = ("_home", "planner", "run")
 
     def __init__(self, planner: Planner, home: list[Planner] | None) -> None:
         """Hold a planner; without a home it is kept for good, as captured ones are."""
         self.planner = planner
+        self.run: Callable[..., Any] = planner.wrapper.run
         self._home = home
 
     def __del__(self) -> None:

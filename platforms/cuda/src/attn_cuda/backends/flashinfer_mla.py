@@ -34,6 +34,7 @@ from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
 from attn_shared.workspace import Workspace
+from attn_triton.portable import portable_for
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -151,6 +152,7 @@ class FlashInferMLAMetadataBuilder(MLAMetadataBuilder[FlashInferMLADecode]):
         # trtllm-gen keeps counters in it, which nobody else may write.
         own = None if self._is_planned else Workspace(device)
         self._space = own or config.workspace or shared_workspace(device)
+        self._list_pages = portable_for(DEVICES.latest().device).page_indices
         self._wrappers = Wrappers(self._wrapper)
 
     def check_served(self, layer: LayerSpec) -> None:
@@ -172,6 +174,7 @@ class FlashInferMLAMetadataBuilder(MLAMetadataBuilder[FlashInferMLADecode]):
             page_size=self.block_size,
             workspace=self._space.get(_WORKSPACE_BYTES),
             backend=_PLANNED,
+            list_pages=self._list_pages,
             most_pages=most_pages,
             num_reqs=num_reqs,
         )
