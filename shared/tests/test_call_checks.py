@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,12 @@ import pytest
 import torch
 
 from attn_shared.call_checks import CallChecker, check_block_size, check_scale
-from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
+from attn_shared.errors import (
+    AttnError,
+    InvalidInputError,
+    MetadataError,
+    UnsupportedOptionError,
+)
 from attn_shared.kv_cache import FullAttentionSpec
 from attn_shared.request import AttentionType
 from attn_shared.spec import LayerSpec
@@ -226,6 +233,52 @@ def test_scales_of_a_quantised_cache(scale: Any) -> None:
 def test_no_scales_of_a_quantised_cache(scale: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"layer\.{words}"):
         CallChecker(FP8).check_layer(layer(k_scale=scale), CPU)
+
+
+WRONG: dict[str, list[Any]] = {
+    "query": [QUERY[:5], QUERY[..., :8], QUERY[0], QUERY.half(), QUERY.to(META), None, [QUERY]],
+    "output": [None, OUTPUT[:5], QUERY, OUTPUT.half(), OUTPUT.to(META), OUTPUT[0]],
+    "key": [None, KEY[:0], VALUE, KEY[0], KEY.half(), KEY.to(META), KEY[:, :1], KEY.to_sparse()],
+    "value": [None, VALUE[:2], KEY, VALUE[0], VALUE.half(), VALUE.to(META), "value"],
+    "lse": [LSE, LSE[:3]],
+    "num_tokens": [4, 7],
+    "device": [META],
+    "layer": [layer(k_scale=2.0), layer(sinks=torch.zeros(4))],
+}
+"""Each argument of a call in other forms, some of them right."""
+
+
+def said(check: Callable[[], None]) -> str:
+    """Return what a check refuses, or ""."""
+    try:
+        check()
+    except AttnError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("returns_lse", [True, False])
+@pytest.mark.parametrize("first", WRONG)
+@pytest.mark.parametrize("second", WRONG)
+def test_one_pass_refuses_what_the_checks_refuse_one_by_one(
+    first: str, second: str, returns_lse: bool
+) -> None:
+    usual: dict[str, Any] = {"query": QUERY, "output": OUTPUT, "key": KEY, "value": VALUE}
+    usual |= {"lse": None, "num_tokens": 6, "device": CPU, "layer": layer()}
+    for one, other in product(WRONG[first], WRONG[second]):
+        call = {**usual, first: one, second: other}
+
+        def one_by_one(call: dict[str, Any] = call) -> None:
+            checker = CallChecker(LAYER, returns_lse=returns_lse)
+            tensors = (call[name] for name in ("query", "output", "lse", "num_tokens", "device"))
+            checker.check_tensors(*tensors)
+            checker.check_written_keys(call["key"], call["value"], call["device"])
+            checker.check_layer(call["layer"], call["device"])
+
+        def in_one_pass(call: dict[str, Any] = call) -> None:
+            CallChecker(LAYER, returns_lse=returns_lse).check_call(**call)
+
+        assert said(in_one_pass) == said(one_by_one), call
 
 
 def test_a_batch_of_other_blocks_than_the_cache_has_is_refused() -> None:

@@ -100,17 +100,17 @@ class CallChecker:
             and query.device == output.device == key.device == value.device == device
         ):
             return False
-        rows, keys = query.shape, key.shape
-        if len(rows) != 3 or len(keys) != 3:
+        rows, keys, values = query.shape, key.shape, value.shape
+        if not len(rows) == len(keys) == len(values) == 3:
             return False
         num_rows, num_heads, head_size_v = rows[0], self._num_heads, self._head_size_v
         return (
             num_tokens <= num_rows
             and rows[1] == num_heads
             and rows[2] == keys[2] == self._head_size
-            and keys[1] == self._num_kv_heads
+            and keys[1] == values[1] == self._num_kv_heads
+            and values[2] == head_size_v
             and output.shape == (num_rows, num_heads, head_size_v)
-            and value.shape[1:] == (self._num_kv_heads, head_size_v)
         )
 
     def check_tensors(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_cuda._fi_key import Call, PlanKey
-from attn_cuda._fi_parts import deliver_lse, rows_of
+from attn_cuda._fi_parts import deliver_lse
 from attn_shared.quantization import quantize_fp8
 from attn_shared.workspace import Workspace
 
@@ -95,8 +95,8 @@ class DirectPart:
 
     def run(self, call: Call) -> None:
         """Call the kernels."""
-        query = rows_of(call.query, self.first, self.last).contiguous()
-        output = rows_of(call.output, self.first, self.last)
+        query = call.query[self.first : self.last].contiguous()
+        output = call.output[self.first : self.last]
         scaling = call.scaling
         factor = self.key.scale * scaling.k_scale
         if self.kernels == "trtllm-gen" and self.key.is_quantized:  # its kernels take both alike

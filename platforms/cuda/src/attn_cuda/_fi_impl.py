@@ -12,7 +12,7 @@ from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import Call, plan_key
 from attn_cuda._fi_metadata import FlashInferMetadata
 from attn_cuda._fi_scales import Scales, Scaling, scaling_of
-from attn_shared.alignment import ALIGNMENT_BYTES, aligned, is_aligned
+from attn_shared.alignment import ALIGNMENT_BYTES, aligned
 from attn_shared.backend import AttentionImpl, AttentionLayer
 from attn_shared.cache_views import Views
 from attn_shared.call_checks import CallChecker
@@ -95,9 +95,10 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
                 hint="select with needs_lse=True.",
             )
         target = output
-        if target is None or not (target.is_contiguous() and is_aligned(target)):
+        if target is None or not target.is_contiguous() or target.data_ptr() % ALIGNMENT_BYTES:
             target = query.new_empty(query.shape)
         call = Call(
+            query.shape[0],
             aligned(query) if self._sign > 0 else query * self._sign,
             self._cache(kv_cache, device),
             target,

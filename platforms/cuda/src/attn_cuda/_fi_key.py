@@ -119,6 +119,7 @@ class Call:
     """One layer's tensors, checked.
 
     Attributes:
+        num_rows: T.
         query: (T, Hq, D), its sign that of the scale.
         cache: keys and values in the cache's own order: (P, S, Hkv, D) or (P, Hkv, S, D).
         output: (T, Hq, D), contiguous.
@@ -129,6 +130,7 @@ class Call:
         cache_scales: block scales of a cache of 4 bits, in its order; None for every other.
     """
 
+    num_rows: int
     query: Tensor
     cache: tuple[Tensor, Tensor]
     output: Tensor

@@ -51,11 +51,6 @@ class Once:
         return self._made
 
 
-def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
-    """Return rows; the tensor itself where they are all."""
-    return tensor if last - first == tensor.size(0) else tensor[first:last]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedPart:
     """Rows over pages.
@@ -80,7 +75,9 @@ class PlannedPart:
             self.with_lse().run(call)
             return
         first, last, scaling = self.first, self.last, call.scaling
-        query, output = rows_of(call.query, first, last), rows_of(call.output, first, last)
+        query, output = call.query, call.output
+        if first or last != call.num_rows:
+            query, output = query[first:last], output[first:last]
         if scaling.lift != 1.0:
             query = query * scaling.lift
         options: Mapping[str, Any] = scaling.options
@@ -122,10 +119,10 @@ class FreshPart:
         if call.lse is not None:
             options = {**self.lease.planner.run_options, "return_lse": True}
         found = self.lease.run(
-            q=rows_of(call.query, first, last),
-            k=aligned(rows_of(key, first, last)),
-            v=aligned(rows_of(value, first, last)),
-            out=rows_of(call.output, first, last),
+            q=call.query[first:last],
+            k=aligned(key[first:last]),
+            v=aligned(value[first:last]),
+            out=call.output[first:last],
             **options,
         )
         if call.lse is not None:
@@ -151,11 +148,11 @@ class CascadePart:
 
     def run(self, call: Call) -> None:
         """Run the levels and merge them."""
-        output = rows_of(call.output, 0, self.num_tokens)
+        output = call.output[: self.num_tokens]
         scaling = call.scaling
         is_plain = call.lse is None and scaling.k_scale == scaling.v_scale == scaling.lift == 1.0
         if self.lease is not None and is_plain:
-            query = rows_of(call.query, 0, self.num_tokens)
+            query = call.query[: self.num_tokens]
             output.copy_(self.lease.run(q=query, paged_kv_cache=call.cache))
             return
         prefix, suffix = self.apart(call.lse is not None)
