@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_shared.call_checks import CallChecker, check_block_size, check_scale
+from attn_shared.call_checks import CallChecker
 from attn_shared.errors import (
     AttnError,
     InvalidInputError,
@@ -21,6 +21,7 @@ from attn_shared.errors import (
 from attn_shared.kv_cache import FullAttentionSpec
 from attn_shared.request import AttentionType
 from attn_shared.spec import LayerSpec
+from attn_shared.tensor_checks import check_block_size, check_scale
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 CACHE = FullAttentionSpec(

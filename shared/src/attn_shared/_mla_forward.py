@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from attn_shared.call_checks import check_rows
 from attn_shared.dtypes import KVQuantMode
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec
@@ -17,6 +16,7 @@ from attn_shared.mla_metadata import ContextChunk, MLAPrefillMetadata, require_m
 from attn_shared.quantization import dequantize_fp8, quantize_fp8
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec
+from attn_shared.tensor_checks import check_rows
 
 if TYPE_CHECKING:
     from attn_shared.impl import MLAAttentionImpl, MLALayer

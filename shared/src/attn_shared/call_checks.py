@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attn_shared.errors import InvalidInputError, MetadataError, UnsupportedOptionError
-from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.spec import LayerSpec
+from attn_shared.tensor_checks import (
+    check_is_tensor,
+    check_like,
+    check_rows,
+    check_scale_form,
+    check_shape,
+)
 
 if TYPE_CHECKING:
     from attn_shared.impl import AttentionLayer
 
-__all__ = ["CallChecker", "check_block_size", "check_rows", "check_scale"]
+__all__ = ["CallChecker"]
 
 
 class CallChecker:
@@ -135,7 +141,7 @@ class CallChecker:
             UnsupportedOptionError: an LSE is asked of an implementation that returns none.
         """
         spec = self.spec
-        _check_is_tensor("query", query)
+        check_is_tensor("query", query)
         shape = query.shape
         if len(shape) != 3 or shape[1] != spec.num_heads or shape[2] != spec.head_size:
             raise InvalidInputError.for_argument(
@@ -157,8 +163,8 @@ class CallChecker:
             )
         device = query.device
         if output is not None:
-            _check_shape("output", output, (rows, spec.num_heads, spec.head_size_v))
-            _check_like("output", output, spec.dtype, device)
+            check_shape("output", output, (rows, spec.num_heads, spec.head_size_v))
+            check_like("output", output, spec.dtype, device)
         if lse is not None:
             self._check_lse(lse, rows, device)
 
@@ -168,8 +174,8 @@ class CallChecker:
                 "lse is given, and this backend returns none.",
                 hint="select with needs_lse=True.",
             )
-        _check_shape("lse", lse, (self.spec.num_heads, rows))
-        _check_like("lse", lse, torch.float32, device)
+        check_shape("lse", lse, (self.spec.num_heads, rows))
+        check_like("lse", lse, torch.float32, device)
 
     def check_latents(
         self,
@@ -198,7 +204,7 @@ class CallChecker:
         if dims is None:
             raise UnsupportedOptionError("this layer has no latents.")
         heads, key = spec.num_heads, dims.qk_nope_head_dim + dims.qk_rope_head_dim
-        _check_is_tensor("query", query)
+        check_is_tensor("query", query)
         widths: list[tuple[str, Tensor, tuple[int, ...]]] = [
             ("query", query, (heads, key)),
             ("latent", latent, (dims.kv_lora_rank,)),
@@ -226,7 +232,7 @@ class CallChecker:
             raise InvalidInputError.for_argument(
                 "kv_cache", None, f"the layer's cache with attn_type={self.spec.attn_type}"
             )
-        _check_is_tensor("kv_cache", kv_cache)
+        check_is_tensor("kv_cache", kv_cache)
         if kv_cache.device != device:
             raise InvalidInputError.for_argument(
                 "kv_cache device", kv_cache.device, f"{device}, the query's"
@@ -293,7 +299,7 @@ class CallChecker:
         spec = self.spec.kv_cache_spec
         if not isinstance(spec, MLAAttentionSpec):
             raise UnsupportedOptionError("this layer has no cache of latents.")
-        _check_is_tensor("kv_cache", kv_cache)
+        check_is_tensor("kv_cache", kv_cache)
         if kv_cache.device != query.device:
             raise InvalidInputError.for_argument(
                 "kv_cache device", kv_cache.device, f"{query.device}, the query's"
@@ -355,11 +361,11 @@ class CallChecker:
     ) -> Tensor:
         heads, shape = self.spec.num_kv_heads, None
         if tensor is not None:
-            _check_is_tensor(name, tensor)
+            check_is_tensor(name, tensor)
             shape = tensor.shape
             is_of_layer = len(shape) == 3 and shape[1] == heads and shape[2] == width
             if is_of_layer and shape[0] >= num_keys:
-                _check_like(name, tensor, self.spec.dtype, device)
+                check_like(name, tensor, self.spec.dtype, device)
                 return tensor
         raise InvalidInputError.for_argument(
             f"{name} shape",
@@ -400,13 +406,13 @@ class CallChecker:
                 f"layer.{name} is given, but the layer was described with {flag}=False.",
                 hint=f"build the layer's spec with {flag}=True.",
             )
-        _check_shape(f"layer.{name}", values, (self.spec.num_heads,))
-        _check_like(f"layer.{name}", values, torch.float32, device)
+        check_shape(f"layer.{name}", values, (self.spec.num_heads,))
+        check_like(f"layer.{name}", values, torch.float32, device)
 
     def _check_scale(self, name: str, scale: float | Tensor) -> None:
         """Hold a scale to the cache's format; contents are read once, and on the host only."""
         if self._takes_scales:
-            _check_scale_form(f"layer.{name}", scale, self.spec.num_kv_heads)
+            check_scale_form(f"layer.{name}", scale, self.spec.num_kv_heads)
             return
         if self._is_one(name, scale):
             return
@@ -426,110 +432,3 @@ class CallChecker:
             self._seen_scales[name] = scale
             return True
         return False
-
-
-def check_rows(
-    name: str,
-    tensor: Tensor,
-    num_rows: int,
-    tail: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Refuse a tensor of a call that has not one row per token, of a width, dtype and place.
-
-    Args:
-        name: of the argument.
-        tensor: (at least num_rows, *tail).
-        num_rows: tokens that the metadata describes.
-        tail: the other dimensions.
-        dtype: the layer's.
-        device: the query's.
-
-    Raises:
-        InvalidInputError: as said.
-    """
-    _check_is_tensor(name, tensor)
-    if tensor.shape[1:] != tail or len(tensor) < num_rows:
-        sizes = ", ".join(map(str, (f"at least {num_rows}", *tail)))
-        raise InvalidInputError.for_argument(f"{name} shape", tuple(tensor.shape), f"({sizes})")
-    _check_like(name, tensor, dtype, device)
-
-
-def check_block_size(block_size: int | None, spec: KVCacheSpec | None) -> None:
-    """Refuse slots that were computed for blocks of another size than the cache has.
-
-    Args:
-        block_size: what the batch was described with; None: not known.
-        spec: the cache.
-
-    Raises:
-        MetadataError: they differ.
-    """
-    if block_size is None or not isinstance(spec, AttentionSpec | MLAAttentionSpec):
-        return
-    if block_size != spec.block_size:
-        raise MetadataError.for_argument(
-            "block_size",
-            block_size,
-            f"{spec.block_size}, that of the layer's cache",
-            hint="describe the batch with the layer's selection.block_size, or build the layer "
-            f"with block_size={block_size}.",
-        )
-
-
-def check_scale(name: str, scale: float | Tensor, num_kv_heads: int) -> None:
-    """Refuse a cache scale that is not positive and finite.
-
-    It looks at a tensor's contents, wherever they are: for constructors, not for `forward`.
-
-    Args:
-        name: of the argument.
-        scale: a number, a tensor of one, or (Hkv,).
-        num_kv_heads: Hkv.
-
-    Raises:
-        InvalidInputError: as said, or it is neither a number nor one number per kv head.
-    """
-    _check_scale_form(name, scale, num_kv_heads)
-    if isinstance(scale, Tensor) and not bool((scale.isfinite() & (scale > 0)).all()):
-        raise InvalidInputError.for_argument(name, repr(scale), _allowed_scales(num_kv_heads))
-
-
-def _check_scale_form(name: str, scale: float | Tensor, num_kv_heads: int) -> None:
-    """Refuse a number that is no scale, and a tensor of another shape, unread."""
-    if isinstance(scale, Tensor):
-        if scale.numel() != 1 and scale.shape != (num_kv_heads,):
-            raise InvalidInputError.for_argument(
-                f"{name} shape", tuple(scale.shape), _allowed_scales(num_kv_heads)
-            )
-        return
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not 0 < scale < math.inf:
-        raise InvalidInputError.for_argument(name, repr(scale), _allowed_scales(num_kv_heads))
-
-
-def _allowed_scales(num_kv_heads: int) -> str:
-    return f"a positive finite number, or a tensor of one or of {num_kv_heads} (kv heads)"
-
-
-def _check_is_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise InvalidInputError.for_argument(name, f"a {type(value).__name__}", "a tensor")
-    if value.layout is not torch.strided:
-        raise InvalidInputError.for_argument(f"{name} layout", value.layout, "torch.strided")
-
-
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    _check_is_tensor(name, tensor)
-    if tensor.shape != shape:
-        raise InvalidInputError.for_argument(f"{name} shape", tuple(tensor.shape), str(shape))
-
-
-def _check_like(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    if tensor.dtype is not dtype:
-        raise InvalidInputError.for_argument(f"{name} dtype", tensor.dtype, str(dtype))
-    if tensor.device != device:
-        raise InvalidInputError.for_argument(
-            f"{name} device", tensor.device, f"{device}, the query's"
-        )

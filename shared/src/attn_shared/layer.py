@@ -27,7 +27,7 @@ from attn_shared._layer_inputs import (
 )
 from attn_shared._ranks_layer import RanksLayer, require_ranks_step
 from attn_shared.backend import AttentionImpl, AttentionImplBase, AttentionMetadataBuilder
-from attn_shared.call_checks import CallChecker, check_block_size, check_scale
+from attn_shared.call_checks import CallChecker
 from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
@@ -40,6 +40,7 @@ from attn_shared.request import AttentionRequest
 from attn_shared.selection import Policy, Selection
 from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_shared.tensor_checks import check_block_size, check_scale
 
 __all__ = ["Attention", "StepPlan", "register_layer"]
 

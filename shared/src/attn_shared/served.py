@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attn_shared.call_checks import check_block_size
 from attn_shared.capability import Capability, Reason
 from attn_shared.cascade import check_cascade
 from attn_shared.device import DeviceFacts, preset
@@ -18,6 +17,7 @@ from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.request import AttentionRequest, AttentionType
 from attn_shared.spec import LayerSpec
+from attn_shared.tensor_checks import check_block_size
 
 __all__ = ["request_of", "require_batch_served", "require_block_table", "require_served"]
 
