@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
-from attn_shared.layer import Attention
 from attn_shared.request import AttentionType
 from attn_shared.selection import Policy
 from attn_transformers.contiguous import attend_cache_free, attend_over_scratch
@@ -17,6 +16,7 @@ from attn_transformers.layers import LayerKey, attention_for
 from attn_transformers.masks import StepMask, step_of
 from attn_transformers.new_tokens import NewTokens, new_tokens_of
 from attn_transformers.options import Rules, refuse_unserved, rules_of
+from attn_transformers.step_call import LATEST_CALL, Arguments, StepCall, call_of
 
 __all__ = ["AttentionFunction"]
 
@@ -77,6 +77,27 @@ class AttentionFunction:
         _refuse_tracing(query, key, value)
         step = None if attention_mask is None else step_of(attention_mask)
         note = new_tokens_of(key, value)
+        arguments = self, is_causal, sliding_window, softcap, scaling
+        if note is None or step is None or s_aux is not None:
+            return self._attend(module, query, key, value, step, note, arguments, s_aux), None
+        call: StepCall | None = step.memo.get(LATEST_CALL)
+        if call is not None and call.covers(note, arguments, query, key, value):
+            return call.run(note, query, key, value), None
+        return self._attend(module, query, key, value, step, note, arguments, None), None
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        step: StepMask | None,
+        note: NewTokens | None,
+        arguments: Arguments,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Find out what the call asks for, hold it to the mask, and attend."""
+        _, is_causal, sliding_window, softcap, scaling = arguments
         latents = latents_of(module) if note is None else None
         if latents is not None:
             note = latents.note
@@ -88,12 +109,17 @@ class AttentionFunction:
             sliding_window=sliding_window,
             query_len=query.shape[2],
         )
-        layer_key = self._key_of(query, key, value, rules, scaling, softcap, s_aux, note)
+        layer_key = self._key_of(query, key, value, rules, scaling, softcap, sinks, note)
         if latents is not None:
-            return _attend_latents(latents, layer_key, module, query, step), None
-        attention = attention_for(layer_key, module, s_aux)
-        output = _attend(attention, layer_key, query, key, value, step, note)
-        return output, None
+            return _attend_latents(latents, layer_key, module, query, step)
+        attention = attention_for(layer_key, module, sinks)
+        if note is not None:
+            output = note.cache.attend(note, layer_key, attention, query, key, value, step)
+            if step is not None and sinks is None:
+                step.memo[LATEST_CALL] = call_of(note, attention, arguments, query, key, value)
+            return output
+        run = attend_over_scratch if layer_key.is_causal else attend_cache_free
+        return run(attention, layer_key, query, key, value, step)
 
     def _key_of(
         self,
@@ -125,21 +151,6 @@ class AttentionFunction:
             block_size=None if note is None else note.cache.block_size,
             kv_cache_dtype="auto" if note is None else note.cache.kv_cache_dtype,
         )
-
-
-def _attend(
-    attention: Attention,
-    layer_key: LayerKey,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    step: StepMask | None,
-    note: NewTokens | None,
-) -> torch.Tensor:
-    if note is not None:
-        return note.cache.attend(note, layer_key, attention, query, key, value, step)
-    run = attend_over_scratch if layer_key.is_causal else attend_cache_free
-    return run(attention, layer_key, query, key, value, step)
 
 
 def _attend_latents(

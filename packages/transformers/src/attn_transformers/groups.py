@@ -39,17 +39,76 @@ class Turn:
     queries: Tokens
     plan: StepPlan | None
 
+    def run(
+        self,
+        attention: Attention,
+        plan: StepPlan,
+        cache: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run a layer, and return (B, T, Hq, Dv) with zeros for padding that is not answered.
+
+        Args:
+            attention: the layer.
+            plan: the pass's own.
+            cache: the layer's blocks.
+            query: (B, Hq, T, D).
+            key: (B, Hkv, T, D); None where it is written already.
+            value: (B, Hkv, T, Dv), or None.
+        """
+        queries = self.queries
+        if queries.is_one_each and query.shape[2] == 1:  # views alone: decodes are many and short
+            if key is not None and value is not None:
+                key, value = key.squeeze(2), value.squeeze(2)
+            return attention.forward(query.squeeze(2), key, value, cache, plan).unsqueeze(1)
+        if key is not None and value is not None:
+            key, value = queries.gather(key), queries.gather(value)
+        output = query.new_empty((queries.count, query.shape[1], attention.spec.head_size_v))
+        attention.forward(queries.gather(query), key, value, cache, plan, output)
+        return queries.scatter(output)
+
+    def run_latents(
+        self,
+        attention: MLAAttention,
+        plan: StepPlan,
+        cache: torch.Tensor,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        width: int,
+    ) -> torch.Tensor:
+        """Run a layer of latent attention, as `run`.
+
+        Args:
+            attention: the layer.
+            plan: the pass's own.
+            cache: the layer's blocks.
+            query: (B, H, T, D).
+            latent: (B, 1, T, kv_lora_rank).
+            rope: (B, 1, T, qk_rope_head_dim).
+            width: of its output, v_head_dim.
+        """
+        gather = self.queries.gather
+        output = query.new_empty((self.queries.count, query.shape[1], width))
+        states = gather(query), gather(latent).squeeze(1), gather(rope).squeeze(1)
+        attention.forward(*states, cache, plan, output)
+        return self.queries.scatter(output)
+
 
 class LayerGroup:
     """Block tables, pool and one cache tensor per layer.
 
     Attributes:
         key: what the layers have in common.
+        width: of an output head.
         selection: which backend runs them, and why.
         spec: format of the blocks.
         num_places: places of each row that were fed so far, padding included.
         pool: the group's blocks.
         caches: layer index -> cache tensor.
+        turn_now: the latest pass, while rows are as it left them.
     """
 
     def __init__(
@@ -64,6 +123,7 @@ class LayerGroup:
         if not isinstance(spec, AttentionSpec | MLAAttentionSpec):
             raise UnsupportedOptionError(f"{attention.selection.chosen} has no paged cache.")
         self.key = key
+        self.width = key.head_size_v if key.mla is None else key.mla.v_head_dim
         self.selection = attention.selection
         self.spec = spec
         self.num_places = 0
@@ -72,11 +132,11 @@ class LayerGroup:
         self._num_clean: dict[int, int] = {}  # of each cache, its first blocks without garbage
         self._tables: BlockTables | None = None
         self._padding: torch.Tensor | None = None  # (B, num_places) bool, True for real; or none
-        self._turn: Turn | None = None
+        self.turn_now: Turn | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the pass out of copies: it belongs to the backend, and ends with it."""
-        return self.__dict__ | {"_turn": None}
+        return self.__dict__ | {"turn_now": None}
 
     def turn(
         self,
@@ -101,7 +161,7 @@ class LayerGroup:
         Raises:
             InvalidInputError: rows, places or padding do not continue what was fed before.
         """
-        turn = self._turn
+        turn = self.turn_now
         if turn is not None and (turn.start, turn.stop) == (start, start + count):
             return turn
         if start != self.num_places:
@@ -120,8 +180,8 @@ class LayerGroup:
             fed = is_real[:, start:].sum(1).tolist()
         tables.append(fed)
         self._padding, self.num_places = is_real, start + count
-        self._turn = self._plan(attention, tables, count, writes=True)
-        return self._turn
+        self.turn_now = self._plan(attention, tables, count, writes=True)
+        return self.turn_now
 
     def reread(
         self, attention: Attention | MLAAttention, step: StepMask | None, count: int
@@ -267,7 +327,7 @@ class LayerGroup:
     def crop(self, places: int) -> None:
         """Forget the last `places` of every row."""
         counts = self.lost_tokens(places)
-        self._turn = None
+        self.turn_now = None
         if self._tables is not None and places:
             self._copy(self._tables.shorten(counts))
             self.num_places -= places
@@ -276,7 +336,7 @@ class LayerGroup:
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row rows[i] was: beam search, and repeating or choosing rows."""
-        self._turn = None
+        self.turn_now = None
         if self._tables is None:
             return
         self._copy(self._tables.select(rows))
@@ -287,7 +347,7 @@ class LayerGroup:
         """Forget everything; the tensors stay, zeroed."""
         if self._tables is not None:
             self._tables.clear()
-        self._tables = self._padding = self._turn = None
+        self._tables = self._padding = self.turn_now = None
         self.num_places = 0
         for layer, cache in self.caches.items():
             cache[: self._num_clean[layer]].zero_()

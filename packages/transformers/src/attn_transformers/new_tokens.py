@@ -19,7 +19,7 @@ __all__ = ["NewTokens", "latest_note", "new_tokens_of"]
 _ATTRIBUTE = "attn_new_tokens"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class NewTokens:
     """The note on keys and values that a cache was handed in this pass.
 

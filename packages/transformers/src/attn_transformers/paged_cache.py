@@ -21,7 +21,7 @@ from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
 from attn_shared.mla import MLAAttention
 from attn_shared.selection import Selection
-from attn_transformers.groups import LayerGroup
+from attn_transformers.groups import LayerGroup, Turn
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
 from attn_transformers.new_tokens import NewTokens
@@ -94,7 +94,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self.kv_cache_dtype = parse_kv_cache_dtype(kv_cache_dtype)
         self.max_blocks = max_blocks
         self._groups: dict[LayerKey, LayerGroup] = {}
-        self._group_of: dict[int, LayerGroup] = {}
+        self.group_of: dict[int, LayerGroup] = {}
         self._pending: NewTokens | None = None
 
     def update(
@@ -113,12 +113,13 @@ class PagedCache(Cache):  # type: ignore[misc]
         Raises:
             UnsupportedOptionError: another attention function got those of the layer before.
         """
-        self._refuse_pending()
-        start = self.get_seq_length(layer_idx)
+        if self._pending is not None:
+            self._refuse_pending()
         key_states, value_states = super().update(key_states, value_states, layer_idx)
-        if isinstance(self.layers[layer_idx], PagedLayer):
+        layer = self.layers[layer_idx]
+        if isinstance(layer, PagedLayer):
             count = key_states.shape[-2]
-            note = NewTokens(cache=self, layer=layer_idx, start=start, count=count)
+            note = NewTokens(self, layer_idx, layer.num_places - count, count)
             note.attach(key_states, value_states)
             self._pending = note
         return key_states, value_states
@@ -148,41 +149,71 @@ class PagedCache(Cache):  # type: ignore[misc]
         Returns:
             (B, T, Hq, Dv); padding gets zeros, except the last place of a row.
         """
+        group, turn = self._turn(note, key_of_layer, attention, query, step)
+        return self.run(note, group, turn, attention, query, key, value)
+
+    def _turn(
+        self,
+        note: NewTokens,
+        key_of_layer: LayerKey,
+        attention: Attention | MLAAttention,
+        query: torch.Tensor,
+        step: StepMask | None,
+    ) -> tuple[LayerGroup, Turn]:
+        """Return the layer's group, and the pass that the tokens belong to."""
         group = self._group(note.layer, key_of_layer, attention)
         if note.is_written and query.shape[2] != note.count:
-            turn = group.reread(attention, step, query.shape[2])
-        elif query.shape[2] == note.count:
+            return group, group.reread(attention, step, query.shape[2])
+        if query.shape[2] == note.count:
             keeps_past = self.layers[note.layer].record_past
             turn = group.turn(
                 attention, step, query.shape[0], note.start, note.count, keeps_past=keeps_past
             )
-        else:
-            raise InvalidInputError.for_argument(
-                "queries per row", query.shape[2], f"{note.count}, the tokens put into the cache"
-            )
+            return group, turn
+        raise InvalidInputError.for_argument(
+            "queries per row", query.shape[2], f"{note.count}, the tokens put into the cache"
+        )
+
+    def run(
+        self,
+        note: NewTokens,
+        group: LayerGroup,
+        turn: Turn,
+        attention: Attention | MLAAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write and attend as `attend` does, where group and pass are known.
+
+        Args:
+            note: as there, like all arguments that are not listed here.
+            group: the layer's.
+            turn: the group's pass that the tokens belong to.
+            attention: as there.
+            query: as there.
+            key: as there.
+            value: as there.
+        """
         self._pending = None
-        mla = key_of_layer.mla
-        width = value.shape[3] if mla is None else mla.v_head_dim
-        output = query.new_zeros((turn.queries.count, query.shape[1], width))
-        if turn.plan is not None:
-            gather, is_new = turn.queries.gather, not note.is_written
-            own, cache = gather(query), group.cache_of(note.layer)
-            if isinstance(attention, MLAAttention):
-                latent, rope = gather(key).squeeze(1), gather(value).squeeze(1)
-                attention.forward(own, latent, rope, cache, turn.plan, output)
-            else:
-                new_key = gather(key) if is_new else None
-                new_value = gather(value) if is_new else None
-                attention.forward(own, new_key, new_value, cache, turn.plan, output)
+        if turn.plan is None:  # every place is padding
+            return query.new_zeros((len(query), turn.queries.width, query.shape[1], group.width))
+        cache = group.cache_of(note.layer)
+        if isinstance(attention, MLAAttention):
+            output = turn.run_latents(attention, turn.plan, cache, query, key, value, group.width)
+        elif note.is_written:
+            output = turn.run(attention, turn.plan, cache, query, None, None)
+        else:
+            output = turn.run(attention, turn.plan, cache, query, key, value)
         note.is_written = True
-        return turn.queries.scatter(output)
+        return output
 
     def _group(self, layer: int, key: LayerKey, attention: Attention | MLAAttention) -> LayerGroup:
-        group = self._group_of.get(layer)
+        group = self.group_of.get(layer)
         if group is None:
             if key not in self._groups:
                 self._groups[key] = LayerGroup(key, attention, self.max_blocks)
-            group = self._group_of[layer] = self._groups[key]
+            group = self.group_of[layer] = self._groups[key]
         if group.key != key:
             raise UnsupportedOptionError(
                 f"layer {layer} of this PagedCache was {group.key} and now is {key}.",

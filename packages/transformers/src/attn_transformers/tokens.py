@@ -36,6 +36,11 @@ class Tokens:
         return cls(batch_size=batch_size, width=width, places=places)
 
     @property
+    def is_one_each(self) -> bool:
+        """Whether every row has one place, and it is chosen."""
+        return self.width == 1 and self.places is None
+
+    @property
     def count(self) -> int:
         """How many are chosen (N)."""
         return self.batch_size * self.width if self.places is None else len(self.places)
