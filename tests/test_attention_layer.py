@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attn_shared import ops
+from attn_shared._handles import layer_of
 from attn_shared.errors import (
     InvalidInputError,
     InvalidRequestError,
@@ -17,7 +18,7 @@ from attn_shared.errors import (
     UnsupportedOptionError,
 )
 from attn_shared.kv_cache import AttentionSpec
-from attn_shared.layer import Attention, layer_of
+from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla import MLAAttention
 from attn_shared.reference import AttentionOptions, encoder_attention, paged_attention

@@ -100,3 +100,22 @@ def test_latent_attention_has_two_calls_and_no_forward() -> None:
 def test_sparse_attention_has_one_call_for_every_phase() -> None:
     with pytest.raises(MLAForwardError, match=r"Sparse has no forward_mha.*forward_mqa with topk"):
         Sparse(latent_spec()).forward_mha(*[None] * 7)  # type: ignore[arg-type]
+
+
+def test_one_call_stands_for_two_unless_a_subclass_means_its_own() -> None:
+    class Both(FakeImpl):
+        def write_and_attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.zeros(1)
+
+    class OtherWrite(Both):
+        def do_kv_cache_update(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    class OtherBoth(OtherWrite):
+        def write_and_attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.ones(1)
+
+    classes = (FakeImpl, Both, OtherWrite, OtherBoth)
+    assert [each.has_one_call() for each in classes] == [False, True, False, True]
+    tensors = [torch.zeros(1)] * 5
+    assert FakeImpl(spec()).write_and_attend(layer(), *tensors, "a step") is None

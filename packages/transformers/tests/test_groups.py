@@ -11,9 +11,10 @@ import torch
 from attn_shared.errors import InvalidInputError
 from attn_shared.layer import Attention
 from attn_shared.selection import Policy
-from attn_transformers.groups import LayerGroup, Turn
+from attn_transformers.groups import LayerGroup
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import attention_mask, step_of
+from attn_transformers.turns import Turn
 
 KEY = LayerKey(
     policy=Policy(),

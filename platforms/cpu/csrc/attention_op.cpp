@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "isa.h"
+#include "other_ops.h"
 
 namespace attn_cpu {
 namespace {
@@ -123,11 +124,14 @@ const Kernels& kernels_for(int64_t isa) {
   return *kernels_of(level);
 }
 
-void attend(const Call& c, const PlanView& plan, const Kernels& kernels, const OptTensor& workspace) {
+// `rows`: what is written before, when nothing is left that could be refused; null: nothing.
+void attend(const Call& c, const PlanView& plan, const Kernels& kernels, const OptTensor& workspace,
+            const WriteCall* rows = nullptr) {
   check_plan(plan, c.query_start, c.seq_lens, c.group);
   const PlanHeader& h = *plan.header;
   const WorkspaceLayout layout = layout_of(h, kernels.scratch_bytes(h.head_size, h.head_size_v));
   const Workspace memory(workspace, layout);
+  if (rows) write_rows(*rows);
   Run run(c, plan, kernels, layout, memory.data);
   const int64_t threads = std::min<int64_t>({h.num_threads, torch::stable::get_num_threads(), run.items()});
   if (threads <= 1) return run.items() ? run.work(0) : void();
@@ -135,6 +139,30 @@ void attend(const Call& c, const PlanView& plan, const Kernels& kernels, const O
     for (int64_t i = begin; i < end; i++) run.work(i);
   });
 }
+
+LayerRecord record_of(const Tensor& layer) {
+  require_tensor("layer", layer, {sizeof(LayerRecord) / 8});
+  require_dtype("layer", layer, ScalarType::Double);
+  LayerRecord record;
+  memcpy(&record, layer.data_ptr(), sizeof record);
+  return record;
+}
+
+// A call over a whole cache, with the scales that it points to.
+struct CachedCall {
+  CachedCall(const CachedTensors& t, const PlanView& plan, const LayerRecord& layer)
+      : k_scale(static_cast<float>(layer.k_scale)),
+        v_scale(static_cast<float>(layer.v_scale)),
+        call(call_of(t, plan, layer)) {
+    set_options(call, layer.scale, layer.softcap == 0 ? std::nullopt : std::optional(layer.softcap), call.causal);
+    require(call.chunk != 0, "chunk_size", 0, ">= 1, or None for off");
+    if (call.kv_dtype != call.dtype) call.k_scale = &k_scale, call.v_scale = &v_scale;
+  }
+  CachedCall(const CachedCall&) = delete;
+  CachedCall& operator=(const CachedCall&) = delete;
+  const float k_scale, v_scale;
+  Call call;
+};
 
 }  // namespace
 
@@ -164,16 +192,24 @@ void attention_cached_op(Tensor query, Tensor out, OptTensor new_key, OptTensor 
                          Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa) {
   const Kernels& kernels = kernels_for(isa);
   const PlanView view = view_plan(plan);
-  require_tensor("layer", layer, {sizeof(LayerRecord) / 8});
-  require_dtype("layer", layer, ScalarType::Double);
-  LayerRecord record;
-  memcpy(&record, layer.data_ptr(), sizeof record);
-  Call c = call_of(CachedTensors{query, out, new_key, new_value, kv_cache, block_table, plan, layer}, view, record);
-  set_options(c, record.scale, record.softcap == 0 ? std::nullopt : std::optional(record.softcap), c.causal);
-  require(c.chunk != 0, "chunk_size", 0, ">= 1, or None for off");
-  const float k_scale = static_cast<float>(record.k_scale), v_scale = static_cast<float>(record.v_scale);
-  if (c.kv_dtype != c.dtype) c.k_scale = &k_scale, c.v_scale = &v_scale;
-  attend(c, view, kernels, workspace);
+  const CachedCall cached({query, out, new_key, new_value, kv_cache, block_table, plan, layer}, view, record_of(layer));
+  attend(cached.call, view, kernels, workspace);
+}
+
+void write_and_attend_op(Tensor query, Tensor out, Tensor key, Tensor value, Tensor kv_cache, Tensor slot_mapping,
+                         Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa) {
+  const Kernels& kernels = kernels_for(isa);
+  const PlanView view = view_plan(plan);
+  const OptTensor new_key(key), new_value(value);
+  const CachedCall cached({query, out, new_key, new_value, kv_cache, block_table, plan, layer}, view, record_of(layer));
+  const Call& c = cached.call;
+  require_writable("kv_cache", kv_cache);
+  WriteCall w = new_rows(key, value, slot_mapping, kv_cache.size(0) * c.block_size, true);
+  w.block_size = c.block_size;
+  w.kv_dtype = c.kv_dtype;
+  w.key_cache = c.key, w.value_cache = c.value;
+  w.k_scale = c.k_scale, w.v_scale = c.v_scale;
+  attend(c, view, kernels, workspace, &w);
 }
 
 }  // namespace attn_cpu

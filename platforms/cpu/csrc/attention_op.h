@@ -32,6 +32,9 @@ struct LayerRecord {
 void attention_cached_op(Tensor query, Tensor out, OptTensor new_key, OptTensor new_value, Tensor kv_cache,
                          Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa);
 
+void write_and_attend_op(Tensor query, Tensor out, Tensor key, Tensor value, Tensor kv_cache, Tensor slot_mapping,
+                         Tensor block_table, Tensor plan, OptTensor workspace, Tensor layer, int64_t isa);
+
 void attention_op(Tensor query, Tensor out, OptTensor lse, Tensor key, Tensor value, OptTensor block_table,
                   Tensor query_start_loc, Tensor seq_lens, OptTensor key_start_loc, Tensor plan, OptTensor workspace,
                   double scale, std::optional<double> softcap, std::optional<int64_t> window_left,

@@ -44,6 +44,13 @@ inline constexpr const char* kAttentionCached =
     "attention_cached(Tensor query, Tensor(a!) out, Tensor? new_key, Tensor? new_value, Tensor kv_cache, "
     "Tensor block_table, Tensor plan, Tensor(b!)? workspace, Tensor layer, int isa) -> ()";
 
+// attention_cached after write_kv, in one call that writes nothing before all of it is checked.
+//   key (T or more, Hkv, D), value, slot_mapping (T) int64: as in `write_kv`, slots always looked at
+//   all others: as in `attention_cached`
+inline constexpr const char* kWriteAndAttend =
+    "write_and_attend(Tensor query, Tensor(a!) out, Tensor key, Tensor value, Tensor(b!) kv_cache, "
+    "Tensor slot_mapping, Tensor block_table, Tensor plan, Tensor(c!)? workspace, Tensor layer, int isa) -> ()";
+
 // Partition a batch for `num_threads` threads: int32 (n), host. Only lengths are read.
 //   has_mm_prefix: the call will have mm_prefix_ranges, which reach beyond windows
 //   batch_invariant: splits depend on a request's own length alone

@@ -28,8 +28,8 @@ int64_t workspace_boxed(Tensor plan) { return workspace_bytes_op(plan); }
 }  // namespace attn_cpu
 
 STABLE_TORCH_LIBRARY(attn_cpu, m) {
-  for (const char* schema : {attn_cpu::kAttention, attn_cpu::kAttentionCached, attn_cpu::kPlan, attn_cpu::kWorkspaceBytes,
-                             attn_cpu::kWriteKv, attn_cpu::kMerge, attn_cpu::kCpuFeatures, attn_cpu::kIsaBuilt,
+  for (const char* schema : {attn_cpu::kAttention, attn_cpu::kAttentionCached, attn_cpu::kWriteAndAttend,
+                             attn_cpu::kPlan, attn_cpu::kWorkspaceBytes, attn_cpu::kWriteKv, attn_cpu::kMerge, attn_cpu::kCpuFeatures, attn_cpu::kIsaBuilt,
                              attn_cpu::kIsaSupported, attn_cpu::kAmxPermission})
     m.def(schema);
 }
@@ -37,6 +37,7 @@ STABLE_TORCH_LIBRARY(attn_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(attn_cpu, CPU, m) {
   m.impl("attention", TORCH_BOX(&attn_cpu::attention_op));
   m.impl("attention_cached", TORCH_BOX(&attn_cpu::attention_cached_op));
+  m.impl("write_and_attend", TORCH_BOX(&attn_cpu::write_and_attend_op));
   m.impl("plan", TORCH_BOX(&attn_cpu::plan_boxed));
   m.impl("workspace_bytes", TORCH_BOX(&attn_cpu::workspace_boxed));
   m.impl("write_kv", TORCH_BOX(&attn_cpu::write_kv_op));

@@ -52,12 +52,7 @@ void check_slots(const WriteCall& w, int64_t limit, bool checked) {
 
 }  // namespace
 
-void write_kv_op(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, OptTensor k_scale,
-                 OptTensor v_scale, OptTensor key_scales, OptTensor value_scales, bool checked) {
-  require_tensor("key", key, {-1, -1, -1});
-  require_tensor("value", value, {-1, key.size(1), -1});
-  require_tensor("key_cache", key_cache, {-1, -1, key.size(1), key.size(2)});
-  require_tensor("value_cache", value_cache, {key_cache.size(0), key_cache.size(1), key.size(1), value.size(2)});
+WriteCall new_rows(const Tensor& key, const Tensor& value, const Tensor& slot_mapping, int64_t limit, bool checked) {
   require_tensor("slot_mapping", slot_mapping, {-1});
   require_dtype("slot_mapping", slot_mapping, ScalarType::Long);
   for (const Tensor* t : {&key, &value})
@@ -66,6 +61,24 @@ void write_kv_op(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache,
   w.num_slots = slot_mapping.size(0);
   set_rows(w, key, value, w.num_slots);
   w.slots = static_cast<const int64_t*>(slot_mapping.data_ptr());
+  check_slots(w, limit, checked);
+  return w;
+}
+
+void write_rows(const WriteCall& w) {
+  const Kernels& kernels = *kernels_of(choose_isa(-1));
+  // A token of a layer is small: fewer than this many are not worth waking another thread.
+  if (w.num_slots <= 32) return kernels.write(w, 0, w.num_slots);
+  torch::stable::parallel_for(0, w.num_slots, 32, [&](int64_t begin, int64_t end) { kernels.write(w, begin, end); });
+}
+
+void write_kv_op(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, OptTensor k_scale,
+                 OptTensor v_scale, OptTensor key_scales, OptTensor value_scales, bool checked) {
+  require_tensor("key", key, {-1, -1, -1});
+  require_tensor("value", value, {-1, key.size(1), -1});
+  require_tensor("key_cache", key_cache, {-1, -1, key.size(1), key.size(2)});
+  require_tensor("value_cache", value_cache, {key_cache.size(0), key_cache.size(1), key.size(1), value.size(2)});
+  WriteCall w = new_rows(key, value, slot_mapping, key_cache.size(0) * key_cache.size(1), checked);
   w.block_size = key_cache.size(1);
   w.kv_dtype = stored_dtype("key_cache", key_cache);
   require_dtype("value_cache", value_cache, key_cache.scalar_type());
@@ -79,10 +92,7 @@ void write_kv_op(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache,
   w.v_scale = scales_of("v_scale", v_scale, w.num_kv_heads, &w.v_scale_step);
   w.key_scales = scale_target("key_scales", key_scales, key_cache, int8);
   w.value_scales = scale_target("value_scales", value_scales, value_cache, int8);
-  check_slots(w, key_cache.size(0) * key_cache.size(1), checked);
-  const Kernels& kernels = *kernels_of(choose_isa(-1));
-  // A token of a layer is small: fewer than this many are not worth waking another thread.
-  torch::stable::parallel_for(0, w.num_slots, 32, [&](int64_t begin, int64_t end) { kernels.write(w, begin, end); });
+  write_rows(w);
 }
 
 }  // namespace attn_cpu

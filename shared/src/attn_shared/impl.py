@@ -100,6 +100,39 @@ class AttentionImpl(AttentionImplBase[M]):
             InvalidInputError: it is another backend's, or has nothing for layers of this kind.
         """
 
+    def write_and_attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        metadata: M,
+        output: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Do `do_kv_cache_update` and `forward` in one, or return None with nothing written.
+
+        For a kernel that does both at less than the price of two calls: `Attention` asks it first.
+        It must check all that they check before it writes anything. None leaves the call to the
+        two, and to their words where it is refused; without an override that is every call.
+        The arguments are theirs.
+        """
+        return None
+
+    @final
+    @classmethod
+    def has_one_call(cls) -> bool:
+        """Whether `write_and_attend` may stand for `do_kv_cache_update` and `forward`.
+
+        A class that overrides one of the two and not the one means its own.
+        """
+        one, *both = (
+            next(owner for owner in cls.__mro__ if name in owner.__dict__)
+            for name in ("write_and_attend", "do_kv_cache_update", "forward", "check_metadata")
+        )
+        return one is not AttentionImpl and all(issubclass(one, owner) for owner in both)
+
     @abstractmethod
     def forward(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 
 from attn_shared._dcp_layer import Build
 from attn_shared._fields import require_positive
+from attn_shared._handles import register_layer
 from attn_shared._layer_inputs import (
     blocks_bound,
     check_batch_kind,
@@ -42,7 +42,7 @@ from attn_shared.selector import DEFAULT_SELECTOR, Selector
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.tensor_checks import check_block_size, check_scale
 
-__all__ = ["Attention", "StepPlan", "register_layer"]
+__all__ = ["Attention", "StepPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,7 @@ class Attention:
         self.impl, self.builder = self._made(build)
         self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self._writes_cache = not self.selection.backend_cls.forward_includes_kv_cache_update
+        self._has_one_call = self._writes_cache and self._ranks is None and self.impl.has_one_call()
         self.handle = register_layer(self)
 
     def _described(self, scale: float | None, place: ContextParallel) -> LayerSpec:
@@ -313,6 +314,10 @@ class Attention:
                 "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
             )
         check_block_size(plan.common.block_size, self.kv_cache_spec)
+        if self._has_one_call and lse is None:
+            result = self._forward_in_one(query, key, value, kv_cache, plan, output)
+            if result is not None:
+                return result
         check_places(key, value, kv_cache, output, lse)
         if self._ranks is not None:
             return self._forward_shared(query, key, value, kv_cache, plan, output, lse)
@@ -330,6 +335,24 @@ class Attention:
                 raise InvalidInputError.for_argument("value", None, "a tensor where key is one")
             self.impl.do_kv_cache_update(self, key, value, kv_cache, slots)
         return self.impl.forward(self, query, key, value, kv_cache, plan.metadata, output, lse=lse)
+
+    def _forward_in_one(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor | None,
+        plan: StepPlan,
+        output: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Write and attend by one call, which checks all; None, and nothing written, where not."""
+        slots = plan.common.slot_mapping
+        if key is None or value is None or kv_cache is None or slots is None:
+            return None
+        if plan.token_order is not None:
+            return None
+        states = query, key, value, kv_cache
+        return self.impl.write_and_attend(self, *states, slots, plan.metadata, output)
 
     def _require_slots(
         self,
@@ -472,28 +495,3 @@ def _build(
 
 
 _ARGUMENTS = ("num_heads", "head_size", *(Attention.__init__.__kwdefaults__ or ()))
-
-# Layers by handle, for the operator in `attn_shared.ops`: a graph can hold an integer, not a layer.
-_LAYERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_NEXT_HANDLE = iter(range(1, 2**62))
-
-
-def register_layer(layer: object) -> int:
-    """Keep a layer by a number, for as long as it lives, and return the number."""
-    handle = next(_NEXT_HANDLE)
-    _LAYERS[handle] = layer
-    return handle
-
-
-def layer_of(handle: int) -> Any:
-    """Return the layer of a handle, an `Attention` or an `MLAAttention`.
-
-    Raises:
-        InvalidInputError: the layer is gone or never was.
-    """
-    layer = _LAYERS.get(handle)
-    if layer is None:
-        raise InvalidInputError.for_argument(
-            "handle", handle, f"the handle of a living Attention layer ({sorted(_LAYERS)})"
-        )
-    return layer

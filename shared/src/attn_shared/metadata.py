@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, SupportsIndex
 
@@ -171,15 +172,16 @@ class CommonAttentionMetadata:
 
     def _check_counts(self) -> None:
         """Hold the counts to what the host knows of the lengths."""
-        starts = self.query_start_loc_cpu
-        num_tokens = int(starts[-1])
+        starts = self.query_start_loc_cpu.tolist()  # a few numbers are faster than tensors' ops
+        num_tokens = starts[-1]
         if self.num_actual_tokens != num_tokens:
             raise MetadataError.for_argument(
                 "num_actual_tokens", self.num_actual_tokens, f"query_start_loc[-1] = {num_tokens}"
             )
-        _check_bound("max_query_len", self.max_query_len, starts.diff(), "query length")
+        query_lens = [stop - start for start, stop in pairwise(starts)]
+        _check_bound("max_query_len", self.max_query_len, query_lens, "query length")
         if self.seq_lens_cpu is not None and self.seq_lens_cpu_is_exact:
-            _check_bound("max_seq_len", self.max_seq_len, self.seq_lens_cpu, "seq_len")
+            _check_bound("max_seq_len", self.max_seq_len, self.seq_lens_cpu.tolist(), "seq_len")
         per_token = {"positions": self.positions}
         if self.encoder_seq_lens is None:
             per_token["slot_mapping"] = self.slot_mapping
@@ -225,8 +227,7 @@ class CommonAttentionMetadata:
             raise MetadataError.for_argument(
                 "seq_lens length", len(seq_lens), f"{len(query_lens)}, one per query length"
             )
-        starts = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
-        starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
+        starts, num_tokens = _starts_of(query_lens)
         lens = torch.tensor(seq_lens, dtype=torch.int32)
         if block_table is not None:
             _check_ids(block_table)
@@ -242,7 +243,7 @@ class CommonAttentionMetadata:
             seq_lens=lens.to(device),
             seq_lens_cpu=lens,
             num_reqs=len(query_lens),
-            num_actual_tokens=int(starts[-1]),
+            num_actual_tokens=num_tokens,
             max_query_len=max(query_lens, default=0),
             max_seq_len=max(seq_lens, default=0),
             block_table=block_table,
@@ -315,11 +316,20 @@ def _check_at_most(name: str, value: int, limit: int) -> None:
         raise MetadataError.for_argument(name, value, f"0 to {limit}, the size of this batch")
 
 
-def _check_bound(name: str, bound: int, lens: torch.Tensor, noun: str) -> None:
-    if len(lens) and bound < (longest := int(lens.max())):
+def _check_bound(name: str, bound: int, lens: Sequence[int], noun: str) -> None:
+    longest = max(lens, default=0)
+    if bound < longest:
         raise MetadataError.for_argument(
-            name, bound, f"at least {longest}, the {noun} of request {int(lens.argmax())}"
+            name, bound, f"at least {longest}, the {noun} of request {lens.index(longest)}"
         )
+
+
+def _starts_of(query_lens: Sequence[int]) -> tuple[torch.Tensor, int]:
+    """Return the prefix sums (B + 1,) int32 of lengths, and the last of them."""
+    starts = [0, *accumulate(map(int, query_lens))]
+    if max(map(abs, starts)) >= _INT32_LIMIT:
+        raise MetadataError.for_argument("sum of query_lens", starts[-1], "a 32-bit integer")
+    return torch.tensor(starts, dtype=torch.int32), starts[-1]
 
 
 def _check_ranges(ranges: object) -> None:
@@ -351,10 +361,10 @@ def _is_whole(value: object) -> bool:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    names = [field.name for field in fields(CommonAttentionMetadata)]
+    known = CommonAttentionMetadata.__dataclass_fields__
     for name in options:
-        if name not in names:
-            raise UnknownNameError.for_name("field of CommonAttentionMetadata", name, names)
+        if name not in known:
+            raise UnknownNameError.for_name("field of CommonAttentionMetadata", name, list(known))
 
 
 def _device_of(device: object) -> torch.device:
@@ -371,7 +381,8 @@ def _check_whole(name: str, lens: Sequence[int]) -> None:
     if isinstance(lens, str) or not hasattr(lens, "__len__") or not hasattr(lens, "__getitem__"):
         raise MetadataError.for_argument(name, repr(lens), "a sequence of integers")
     for index, length in enumerate(lens):
-        if not isinstance(length, SupportsIndex) or not -_INT32_LIMIT <= int(length) < _INT32_LIMIT:
+        is_whole = type(length) is int or isinstance(length, SupportsIndex)  # the latter is slow
+        if not is_whole or not -_INT32_LIMIT <= int(length) < _INT32_LIMIT:
             raise MetadataError.for_argument(f"{name}[{index}]", repr(length), "a 32-bit integer")
 
 
@@ -383,7 +394,9 @@ def _check_ids(table: torch.Tensor) -> None:
         return
     if table.dtype not in (torch.int32, torch.int64):
         raise MetadataError.for_argument("block_table dtype", table.dtype, "int32 or int64")
-    most = int(table.abs().max()) if table.device.type == "cpu" else 0
+    if table.dtype is torch.int32 or table.device.type != "cpu":
+        return
+    most = int(table.abs().max())
     if most >= _INT32_LIMIT:
         raise MetadataError.for_argument("block_table", most, "block ids of 32 bits")
 

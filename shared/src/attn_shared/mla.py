@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attn_shared._dcp_layer import call_forward_mqa
+from attn_shared._handles import register_layer
 from attn_shared._layer_inputs import (
     blocks_bound,
     check_batch_kind,
@@ -26,7 +27,7 @@ from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
-from attn_shared.layer import StepPlan, register_layer
+from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_prefill import prefill_request
 from attn_shared.mla_projections import MLAProjections

@@ -21,11 +21,12 @@ from contextvars import ContextVar
 
 import torch
 
+from attn_shared._handles import layer_of
 from attn_shared.dtypes import dtype_name
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla as write_latents
-from attn_shared.layer import Attention, StepPlan, layer_of
+from attn_shared.layer import Attention, StepPlan
 from attn_shared.mla import MLAAttention
 
 __all__ = ["attend", "attend_latents", "concat_and_cache_mla", "step"]

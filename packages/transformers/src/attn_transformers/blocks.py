@@ -204,6 +204,11 @@ class BlockTables:
         padded = [self._rows[row] + [0] * (width - len(self._rows[row])) for row in rows]
         return torch.tensor(padded, dtype=torch.int32).view(len(rows), width)
 
+    def slots(self, row: int, start: int, stop: int) -> list[int]:
+        """Return where the tokens of a row at positions start to stop lie, one by one."""
+        blocks, size = self._rows[row], self._block_size
+        return [blocks[at // size] * size + at % size for at in range(start, stop)]
+
     def _own_ends(self) -> Copies:
         """Give each row a last block of its own where it will write into one that others hold."""
         copies: Copies = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,90 +10,19 @@ import torch
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import PAD_SLOT_ID, slot_mapping_for
-from attn_shared.layer import Attention, StepPlan
+from attn_shared.layer import Attention
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla import MLAAttention
 from attn_transformers.blocks import BlockPool, BlockTables, Copies
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
-from attn_transformers.tokens import Requests, Tokens, has_gap, refuse_gap
+from attn_transformers.tokens import Requests, has_gap, refuse_gap
+from attn_transformers.turns import Turn
 
-__all__ = ["LayerGroup", "Turn"]
+__all__ = ["LayerGroup"]
 
 _FIRST_TOKENS = 512  # that the blocks of a new pool hold
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turn:
-    """One forward pass, as all layers of a group run it.
-
-    Attributes:
-        start, stop: places of the pass, padding included.
-        queries: which of them are answered.
-        plan: the batch and the backend's plan; None where every place is padding.
-    """
-
-    start: int
-    stop: int
-    queries: Tokens
-    plan: StepPlan | None
-
-    def run(
-        self,
-        attention: Attention,
-        plan: StepPlan,
-        cache: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Run a layer, and return (B, T, Hq, Dv) with zeros for padding that is not answered.
-
-        Args:
-            attention: the layer.
-            plan: the pass's own.
-            cache: the layer's blocks.
-            query: (B, Hq, T, D).
-            key: (B, Hkv, T, D); None where it is written already.
-            value: (B, Hkv, T, Dv), or None.
-        """
-        queries = self.queries
-        if queries.is_one_each and query.shape[2] == 1:  # views alone: decodes are many and short
-            if key is not None and value is not None:
-                key, value = key.squeeze(2), value.squeeze(2)
-            return attention.forward(query.squeeze(2), key, value, cache, plan).unsqueeze(1)
-        if key is not None and value is not None:
-            key, value = queries.gather(key), queries.gather(value)
-        output = query.new_empty((queries.count, query.shape[1], attention.spec.head_size_v))
-        attention.forward(queries.gather(query), key, value, cache, plan, output)
-        return queries.scatter(output)
-
-    def run_latents(
-        self,
-        attention: MLAAttention,
-        plan: StepPlan,
-        cache: torch.Tensor,
-        query: torch.Tensor,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        width: int,
-    ) -> torch.Tensor:
-        """Run a layer of latent attention, as `run`.
-
-        Args:
-            attention: the layer.
-            plan: the pass's own.
-            cache: the layer's blocks.
-            query: (B, H, T, D).
-            latent: (B, 1, T, kv_lora_rank).
-            rope: (B, 1, T, qk_rope_head_dim).
-            width: of its output, v_head_dim.
-        """
-        gather = self.queries.gather
-        output = query.new_empty((self.queries.count, query.shape[1], width))
-        states = gather(query), gather(latent).squeeze(1), gather(rope).squeeze(1)
-        attention.forward(*states, cache, plan, output)
-        return self.queries.scatter(output)
+_FEW_TOKENS = 64  # of a step, whose slots are counted one by one
 
 
 class LayerGroup:
@@ -247,7 +175,7 @@ class LayerGroup:
         plan = None
         if requests.rows:
             table = tables.tensor(requests.rows)
-            slots = self._slots(table, requests).to(attention.device) if writes else None
+            slots = self._slots(tables, table, requests).to(attention.device) if writes else None
             common = CommonAttentionMetadata.from_lengths(
                 query_lens=requests.query_lens,
                 seq_lens=requests.seq_lens,
@@ -264,8 +192,16 @@ class LayerGroup:
             plan=plan,
         )
 
-    def _slots(self, table: torch.Tensor, requests: Requests) -> torch.Tensor:
-        """Return the slot of each query's key, (T,) int64 on the host; padding is not written."""
+    def _slots(self, tables: BlockTables, table: torch.Tensor, requests: Requests) -> torch.Tensor:
+        """Return the slot of each query's key, (T,) int64 on the host; padding is not written.
+
+        Args:
+            tables: the rows'.
+            table: (B, M), those of the requests.
+            requests: whose last `num_unwritten` queries are padding.
+        """
+        if sum(requests.query_lens) <= _FEW_TOKENS:
+            return _few_slots(tables, requests)
         lens = torch.tensor(requests.seq_lens, dtype=torch.int32)
         starts = torch.zeros(len(lens) + 1, dtype=torch.int32)
         starts[1:] = torch.tensor(requests.query_lens).cumsum(0)
@@ -367,3 +303,13 @@ class LayerGroup:
         for layer in self.caches:
             cache = self.cache_of(layer)
             cache[targets] = cache[sources]
+
+
+def _few_slots(tables: BlockTables, requests: Requests) -> torch.Tensor:
+    """Return slots counted one by one: an op of torch takes as long as dozens of tokens."""
+    slots: list[int] = []
+    for row, count, stop in zip(requests.rows, requests.query_lens, requests.seq_lens, strict=True):
+        slots += tables.slots(row, stop - count, stop)
+    for unwritten in range(len(slots) - requests.num_unwritten, len(slots)):
+        slots[unwritten] = PAD_SLOT_ID
+    return torch.tensor(slots, dtype=torch.int64)

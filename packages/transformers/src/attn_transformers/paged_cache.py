@@ -21,11 +21,12 @@ from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.layer import Attention
 from attn_shared.mla import MLAAttention
 from attn_shared.selection import Selection
-from attn_transformers.groups import LayerGroup, Turn
+from attn_transformers.groups import LayerGroup
 from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
 from attn_transformers.new_tokens import NewTokens
 from attn_transformers.paged_layer import PagedLayer, layers_of
+from attn_transformers.turns import Turn
 
 __all__ = ["CacheUsage", "PagedCache"]
 

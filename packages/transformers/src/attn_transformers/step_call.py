@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attn_shared.layer import Attention
-from attn_transformers.groups import LayerGroup, Turn
+from attn_transformers.groups import LayerGroup
 from attn_transformers.new_tokens import NewTokens
+from attn_transformers.turns import Turn
 
 if TYPE_CHECKING:
     from attn_transformers.paged_cache import PagedCache

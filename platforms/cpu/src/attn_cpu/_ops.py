@@ -10,7 +10,7 @@ import torch
 
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["call", "direct", "op"]
+__all__ = ["call", "direct", "has_op", "op"]
 
 _REFUSAL = "attn_cpu: "  # how the ops begin to say what is wrong
 
@@ -24,6 +24,11 @@ def op(name: str) -> Callable[..., Any]:
     """
     overload: Callable[..., Any] = getattr(torch.ops.attn_cpu, name).default
     return overload
+
+
+def has_op(name: str) -> bool:
+    """Return whether the loaded library has an op: one built from an older checkout may not."""
+    return hasattr(torch.ops.attn_cpu, name)
 
 
 def direct(name: str) -> Callable[..., None]:

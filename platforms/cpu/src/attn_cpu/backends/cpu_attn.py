@@ -19,7 +19,7 @@ from attn_cpu._attn_capability import CAPABILITY, NAME
 from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
 from attn_cpu._layer_record import record_of
-from attn_cpu._ops import call, direct, op
+from attn_cpu._ops import call, direct, has_op, op
 from attn_cpu._paths import kernel_paths_of
 from attn_cpu._plans import Plan, sight_of
 from attn_cpu._scales import ScaleTensors
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataBuilder"]
 
 _HOST = torch.device("cpu")
+
+_Short = tuple[object, object, Tensor, Callable[..., None], Callable[..., None] | None]
+"""A layer's scales and record, and the ops of short calls: to attend, to write and attend."""
 
 
 class CpuAttnBackend(AttentionBackend):
@@ -112,7 +115,7 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         self._output_tail = (spec.num_heads, spec.head_size_v)
         self._options = (spec.scale, spec.softcap, *spec.window, spec.chunk_size)
         self._seen_layer: tuple[object, ...] = ()
-        self._short: tuple[object, object, Tensor, Callable[..., None]] | None = None
+        self._short: _Short | None = None
         own = spec.kv_cache_spec
         self._views = CacheViews(own) if isinstance(own, AttentionSpec) else None
         self._takes_scales = (
@@ -172,6 +175,48 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
                 pass  # refused: the checks of the long way have the words
         return self._forward(layer, query, key, value, kv_cache, metadata, output, lse)
+
+    def write_and_attend(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        metadata: CpuAttnMetadata,
+        output: Tensor | None = None,
+    ) -> Tensor | None:
+        """Write and attend by one op, where the short call serves; see `AttentionImpl`."""
+        short = self._short
+        if (
+            short is None
+            or short[4] is None
+            or layer.k_scale is not short[0]
+            or layer.v_scale is not short[1]
+            or layer.sinks is not None
+            or layer.alibi_slopes is not None
+        ):
+            return None
+        try:
+            plan = metadata.plans[self._sight]
+            out = torch.empty_like(query) if output is None else output
+            short[4](
+                query,
+                out,
+                key,
+                value,
+                kv_cache,
+                slot_mapping,
+                metadata.batch.block_table,
+                plan.pieces,
+                plan.workspace,
+                short[2],
+                forced_level() if self.isa == BEST else self.isa,
+            )
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            return None  # refused, and nothing written: the checks of the long way have the words
+        return out
 
     def _forward(
         self,
@@ -237,7 +282,9 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         if record is None:
             self._short = None
         else:
-            self._short = (layer.k_scale, layer.v_scale, record, direct("attention_cached"))
+            both = direct("write_and_attend") if has_op("write_and_attend") else None
+            attend_only = direct("attention_cached")
+            self._short = (layer.k_scale, layer.v_scale, record, attend_only, both)
         self._seen_layer = given
 
     def _keys(
