@@ -15,14 +15,14 @@ def cases(report: Report, rule: str) -> int:
 def test_a_backend_that_can_be_captured_is_replayed_with_new_contents() -> None:
     report = verify("conformance_backends:Graphed", rules=RULES)
     assert [f"{item.name}: {item.message}" for item in report.failures] == []
-    assert cases(report, "replay") == cases(report, "capture_pointers") == 4
+    assert cases(report, "replay") == cases(report, "capture_pointers") == 5
     assert cases(report, "no_synchronisation") == 0
 
 
 def test_metadata_that_keeps_a_copy_is_caught_by_its_pointers_and_by_its_answer() -> None:
     report = verify("conformance_backends:Stale", rules=RULES)
     failed = {outcome.name: outcome.message for outcome in report.failures}
-    assert len(failed) == 8  # all cases of two rules
+    assert len(failed) == 10  # all cases of two rules
     moved, replayed = failed["capture_pointers[decode-plain]"], failed["replay[decode-plain]"]
     assert moved.startswith("tensors moved after capture: metadata.block_table in")
     assert replayed.startswith("replay with new contents: output")
@@ -32,7 +32,7 @@ def test_metadata_that_keeps_a_copy_is_caught_by_its_pointers_and_by_its_answer(
 def test_on_a_gpu_it_is_a_graph_that_is_replayed() -> None:
     report = verify("conformance_backends:Graphed", device="cuda:0", rules=RULES)
     assert [f"{item.name}: {item.message}" for item in report.failures] == []
-    assert cases(report, "replay") == 4
+    assert cases(report, "replay") == 5
     assert cases(report, "no_synchronisation") == 3
 
 
