@@ -61,12 +61,13 @@ class SideStream:
         # Of higher priority: decodes are short, and what they wait for is memory alone.
         self._stream = torch.cuda.Stream(device, priority=-1)
         self._forked, self._joined = torch.cuda.Event(), torch.cuda.Event()
-        self._current: torch.cuda.Stream | None = None
+        self._outside: tuple[int, torch.cuda.Stream] | None = None
 
     def __enter__(self) -> None:
         """Make the second stream the current one, behind what the current one was given."""
-        self._current = torch.cuda.current_stream(self._device)
-        self._forked.record(self._current)
+        stream = torch.cuda.current_stream(self._device)
+        self._outside = torch.cuda.current_device(), stream
+        self._forked.record(stream)
         self._stream.wait_event(self._forked)
         torch.cuda.set_stream(self._stream)
 
@@ -76,12 +77,15 @@ class SideStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Make the stream the current one again that was."""
+        """Make the stream and the device current again that were."""
         self._joined.record(self._stream)
-        if self._current is not None:
-            torch.cuda.set_stream(self._current)
+        if self._outside is not None:
+            device, stream = self._outside
+            torch.cuda.set_stream(stream)  # makes its device the current one
+            if device != stream.device_index:
+                torch.cuda.set_device(device)
 
     def join(self) -> None:
-        """Have the current stream wait for what was launched in the context."""
-        if self._current is not None:
-            self._current.wait_event(self._joined)
+        """Have the stream of the context's outside wait for what was launched in it."""
+        if self._outside is not None:
+            self._outside[1].wait_event(self._joined)
