@@ -61,18 +61,21 @@ class StepCall:
         key: torch.Tensor,
         value: torch.Tensor,
     ) -> bool:
-        """Whether another layer's call, with the same mask, is answered in the same way."""
+        """Whether another layer's call, with the same mask, is answered in the same way.
+
+        A layer that attends for the first time joins the group then.
+        """
         turn, group = self.turn, self.group
         return (
             group.turn_now is turn  # rows were neither cropped nor chosen since
             and note.cache is self.cache
             and note.start == turn.start
             and not note.is_written
-            and self.cache.group_of.get(note.layer) is group
             and arguments == self.arguments
             and (query.shape, key.shape, value.shape) == self.shapes
             and query.dtype is self.dtype
             and query.device == self.device
+            and self.cache.group_of.setdefault(note.layer, group) is group  # or it has none yet
         )
 
     def run(
