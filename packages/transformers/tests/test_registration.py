@@ -8,8 +8,12 @@ from hf_testing import paged, tiny, token_ids
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 
 import attn_transformers
-from attn_shared.errors import InvalidRequestError, UnknownNameError
-from attn_shared.selection import DecidedBy, Selection
+from attn_shared.arch import Vendor
+from attn_shared.device import DeviceFacts
+from attn_shared.errors import InvalidRequestError, NoBackendError, UnknownNameError
+from attn_shared.request import AttentionRequest
+from attn_shared.selection import DecidedBy, Policy, Selection
+from attn_shared.selector import DEFAULT_SELECTOR
 from attn_transformers.masks import attention_mask
 
 
@@ -93,3 +97,21 @@ def test_checked_batches_run_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTN_CHECKED", "1")
     attn_transformers.register()
     assert selection_of("attn").chosen is not None
+
+
+def test_the_hosts_backend_is_loaded_before_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    asked: list[tuple[str, str | None]] = []
+
+    def resolve(request: AttentionRequest, device: DeviceFacts, policy: Policy) -> None:
+        asked.append((device.vendor.value, policy.backend))
+        raise NoBackendError("nothing serves this")  # is the layer's to raise, not register's
+
+    monkeypatch.setattr(DEFAULT_SELECTOR, "resolve", resolve)
+    attn_transformers.register("TORCH_SDPA")
+    assert asked == [(Vendor.CPU.value, "TORCH_SDPA")]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    attn_transformers.register()
+    assert len(asked) == 1
