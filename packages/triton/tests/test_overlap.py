@@ -17,7 +17,7 @@ from attn_conformance.subject import Subject
 from attn_shared.arch import parse_arch
 from attn_triton import _builder, _calls
 from attn_triton._metadata import Step
-from attn_triton._overlap import overlaps
+from attn_triton._overlap import SideStream, overlaps
 from attn_triton._prompt_calls import PromptCalls
 
 HOPPER = parse_arch("sm_90")
@@ -67,6 +67,43 @@ def test_when_decodes_run_beside_prompts(
     facts: dict[str, Any] = {"has_decodes": has_decodes, "num_prompt_programs": blocks * 8}
     assert overlaps(HOPPER, 132, **facts, is_captured=is_captured) is expected
     assert not overlaps(parse_arch("gfx942"), 132, **facts, is_captured=is_captured)
+
+
+def test_a_second_stream_is_forked_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str, device_index: int) -> None:
+            self.name, self.device_index = name, device_index
+
+        def wait_event(self, event: Event) -> None:
+            log.append(f"{self.name} waits for {event.recorded}")
+
+    class Event:
+        recorded = ""
+
+        def record(self, stream: Stream) -> None:
+            self.recorded = stream.name
+
+    current = [Stream("main", 1)]
+    fakes = {
+        "Stream": lambda device, priority: Stream("side", 1),
+        "Event": Event,
+        "current_stream": lambda device: current[-1],
+        "current_device": lambda: 0,
+        "set_device": lambda index: log.append(f"device {index}"),
+        "set_stream": lambda stream: log.append(f"on {stream.name}"),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    side = SideStream(torch.device("cuda:1"))
+    with pytest.raises(ZeroDivisionError), side:
+        log.append("decodes")
+        raise ZeroDivisionError
+    log.append("prompts")
+    side.join()
+    around = ["side waits for main", "on side", "decodes", "on main", "device 0"]
+    assert log == [*around, "prompts", "main waits for side"]
 
 
 @pytest.mark.interpreter
