@@ -13,6 +13,7 @@ from attn_shared._fields import require_positive
 from attn_shared.argument_checks import INT64_MOST
 from attn_shared.dtypes import KVQuantMode, dtype_name, kv_quant_mode, kv_storage_dtypes
 from attn_shared.errors import InvalidInputError, InvalidRequestError
+from attn_shared.large_pages import advise_large_pages
 
 __all__ = ["KVCacheSpec", "KVViews", "PagedSpec"]
 
@@ -157,6 +158,8 @@ class PagedSpec(KVCacheSpec):
             is_zeroed: fill it with zeros; else whoever takes a block has to, for tails of used
                 blocks are finite. Memory of a host that nobody wrote to costs nothing.
 
+        On a CPU it lies in large pages where the system gives them.
+
         Raises:
             InvalidRequestError: `num_blocks` is not positive.
         """
@@ -167,8 +170,10 @@ class PagedSpec(KVCacheSpec):
                 "num_blocks", num_blocks, f"at most {most}, of {self.page_size_bytes} bytes each"
             )
         num_elements = num_blocks * self.page_size_bytes // self.dtype.itemsize
-        make = torch.zeros if is_zeroed else torch.empty
-        flat = make(num_elements, dtype=self.dtype, device=device)
+        flat = torch.empty(num_elements, dtype=self.dtype, device=device)
+        advise_large_pages(flat)
+        if is_zeroed:
+            flat.zero_()
         return flat.as_strided(self.shape(num_blocks), self.strides(num_blocks))
 
     def check(self, kv_cache: torch.Tensor) -> None:

@@ -64,20 +64,24 @@ static inline void decode_start(const Call& c, const Item& it, const Decode& x, 
   use_tiles(tiles);
 }
 
-// Interleave 8 pairs of V rows of one tile, from pair `begin` on; the keys at `next` are prefetched. To L2: into L1 is
-// slower, probably for want of line fill buffers.
+// Interleave 8 pairs of V rows of one tile, from pair `begin` on. Of the same tile of the next step all keys are
+// prefetched, and every other value: the rest is asked for by decode_weigh, for memory answers best where it is asked
+// evenly. To L2: into L1 is slower, probably for want of line fill buffers.
 template <int ND, int NK, bool AHEAD>
-static inline void pack_pairs(const bf* value, int64_t step, int begin, int end, int nd, bf* to, const bf* next,
-                              int64_t next_step) {
+static inline void pack_pairs(const bf* value, int64_t step, int begin, int end, int nd, bf* to, const StepTiles& next,
+                              int tile) {
   const int columns = ND ? ND / 2 : nd / 2, ahead = NK;
-  value += 2 * begin * step, next += 2 * begin * next_step;
-  for (int i = begin; i < end; i++, value += 2 * step, next += 2 * next_step)
+  const int64_t key_step = next.key_step, pair_step = 2 * next.value_step;
+  const bf *key = next.key[tile] + 2 * begin * key_step, *later = next.value[tile] + begin * pair_step;
+  value += 2 * begin * step;
+  for (int i = begin; i < end; i++, value += 2 * step, key += 2 * key_step, later += pair_step)
     for (int j = 0; j < columns; j++) {
       const __m512i e = _mm512_loadu_si512(value + j * 32), f = _mm512_loadu_si512(value + step + j * 32);
       if (AHEAD && j < ahead) {
-        _mm_prefetch(next + j * 32, _MM_HINT_T1);
-        _mm_prefetch(next + next_step + j * 32, _MM_HINT_T1);
+        _mm_prefetch(key + j * 32, _MM_HINT_T1);
+        _mm_prefetch(key + key_step + j * 32, _MM_HINT_T1);
       }
+      if (AHEAD) _mm_prefetch(later + j * 32, _MM_HINT_T1);
       _mm512_store_si512(to + 2 * j * 512 + i * 32, _mm512_unpacklo_epi16(e, f));
       _mm512_store_si512(to + (2 * j + 1) * 512 + i * 32, _mm512_unpackhi_epi16(e, f));
     }
@@ -127,10 +131,10 @@ static inline void decode_products(const Decode& x, const TileSource& src, int r
       continue;
     }
     if (begin < cut)
-      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first], now.value_step, begin, cut, nd, to, next.key[first], next.key_step);
+      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first], now.value_step, begin, cut, nd, to, next, first);
     if (cut < end)
-      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first + 1], now.value_step, cut - 8, end - 8, nd, to + 8 * 32,
-                                   next.key[first + 1], next.key_step);
+      pack_pairs<ND, NK ? NK : 64, AHEAD>(now.value[first + 1], now.value_step, cut - 8, end - 8, nd, to + 8 * 32, next,
+                                          first + 1);
   }
   _tile_stored(0, x.s + group * 32 * rows, rows * 4);
   _tile_stored(1, x.s + (group * 32 + 16) * rows, rows * 4);
@@ -177,7 +181,15 @@ static inline void decode_softmax(const Decode& x, int g, int rows, int64_t t, i
   _mm512_store_si512(x.p + g * kStep + 32, narrow(s[2], s[3]));
 }
 
-// o += P.V; the values at `next` are prefetched.
+// Of the pairs of values of two tiles, from `tile` on.
+static inline void prefetch_second_rows(const StepTiles& next, int tile, int begin, int end, int width_v) {
+  for (int i = begin; i < end; i++) {
+    const bf* p = next.value[tile + i / 8] + (i % 8 * 2 + 1) * next.value_step;
+    for (int j = 0; j < width_v; j += 32) _mm_prefetch(p + j, _MM_HINT_T1);
+  }
+}
+
+// o += P.V; of the values at `next`, those that pack_pairs has left are prefetched: row 1 of each pair of 32 keys in turn.
 template <int ND, bool AHEAD>
 static inline void decode_weigh(const Decode& x, const TileSource& src, int groups, const StepTiles& next) {
   const int nd = ND ? ND : src.width_v / 16, width_v = nd * 16;
@@ -186,15 +198,14 @@ static inline void decode_weigh(const Decode& x, const TileSource& src, int grou
     _tile_loadd(2, x.o + y * 16, width_v * 4);
     _tile_loadd(3, x.o + y * 16 + 16, width_v * 4);
     for (int g = 0; g < groups; g++) {
-      for (int i = y * 32 / nd; AHEAD && i < (y + 2) * 32 / nd; i++) {
-        const bf* p = next.value[2 * g + i / 16] + i % 16 * next.value_step;
-        for (int j = 0; j < width_v; j += 32) _mm_prefetch(p + j, _MM_HINT_T1);
-      }
+      const int pairs = 16 * y, half = 16 * (y + 1), last = 16 * (y + 2);  // over nd: what is asked for beside each product
       _tile_loadd(6, x.p + g * 32, kStep * 2);
       _tile_loadd(7, x.packed + (g * nd + y) * 512, 64);
       _tile_dpbf16ps(2, 6, 7);
+      if (AHEAD) prefetch_second_rows(next, 2 * g, pairs / nd, half / nd, width_v);
       _tile_loadd(7, x.packed + (g * nd + y + 1) * 512, 64);
       _tile_dpbf16ps(3, 6, 7);
+      if (AHEAD) prefetch_second_rows(next, 2 * g, half / nd, last / nd, width_v);
     }
     _tile_stored(2, x.o + y * 16, width_v * 4);
     _tile_stored(3, x.o + y * 16 + 16, width_v * 4);

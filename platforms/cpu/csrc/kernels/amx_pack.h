@@ -40,7 +40,7 @@ static void pack_keys(const Call& c, const Item& it, const Prefill& x, const Til
       bf* to = x.values + (k / 32 + i / 2) * nd * 512 + i % 2 * 8 * 32;
       if (bytes)
         pack_byte_pairs(widener, tiles.stored[i], c.value.slot, 0, 8, x.width_v, to, tiles.ahead[i]);
-      else pack_pairs<ND, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles.key[i], tiles.key_step);
+      else pack_pairs<ND, 0, false>(tiles.value[i], tiles.value_step, 0, 8, nd, to, tiles, i);
     }
   }
   if (!x.scaled) return;

@@ -74,18 +74,26 @@ static inline void find_rows(const Call& c, int b, int h, int64_t t, int n, KeyR
   for (int j = n; j < kTileKeys; j++) rows.key[j] = rows.key[n - 1], rows.value[j] = rows.value[n - 1];
 }
 
-static inline void prefetch_row(const char* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
+// Rows to come: `bytes` of each per vector of columns are prefetched while the same columns of rows of now are used.
+// Asked for one by one between loads: all lines of some rows at once keep loads waiting.
+struct Ahead {
+  const char* const* rows;
+  int bytes;  // 0: nothing to come
+  void prefetch(int row, int vec, int vecs) const {
+    for (int i = 0; i < vecs * bytes; i += 64) __builtin_prefetch(rows[row] + vec * bytes + i, 0, 2);
+  }
+  Ahead from(int row) const { return Ahead{rows + row, bytes}; }
+};
 
 // Products of R query rows and W / R keys; W accumulators hide the latency and fold into one vector. Words: rows and
 // keys are bfloat16, and `width` counts pairs of them, so that it is the same number of bytes.
 template <int R, bool WORDS>
-static inline void dot_block(const float* q, int width, const char* const* keys, float* s) {
+static inline void dot_block(const float* q, int width, const char* const* keys, float* s, const Ahead& ahead) {
   constexpr int K = W / R;
   vf acc[W];
   for (int i = 0; i < W; i++) acc[i] = vzero();
   for (int d = 0; d < width; d += W) {
+    for (int j = 0; j < K && ahead.bytes; j++) ahead.prefetch(j, d / W, 1);
     if (WORDS) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
@@ -108,6 +116,22 @@ static inline void dot_block(const float* q, int width, const char* const* keys,
   for (int r = 0; r < R; r++) memcpy(s + r * kTileKeys, sums + r * K, K * sizeof(float));
 }
 
+// The same of one row, key by key: memory is read in its order.
+template <bool WORDS>
+static inline void dot_row(const float* q, int width, const char* const* keys, float* s, const Ahead& ahead) {
+  vf acc[W];
+#pragma GCC unroll 16
+  for (int j = 0; j < W; j++) {
+    acc[j] = vzero();
+    for (int d = 0; d < width; d += W) {
+      if (ahead.bytes) ahead.prefetch(j, d / W, 1);
+      if (WORDS) acc[j] = vdot_words(reinterpret_cast<const char*>(q + d), keys[j] + d * 4, acc[j]);
+      else acc[j] = vfma(vload(q + d), vload(reinterpret_cast<const float*>(keys[j]) + d), acc[j]);
+    }
+  }
+  vstore(s, vreduce(acc));
+}
+
 // One product in double precision. A cap flattens all logits but those near 0, where products cancel: there the error
 // of a float32 sum would be most of the logit.
 static inline float dot_exact(const float* q, const float* k, int width) {
@@ -116,12 +140,6 @@ static inline float dot_exact(const float* q, const float* k, int width) {
     for (int i = 0; i < 8; i++) acc[i] += static_cast<double>(q[d + i]) * k[d + i];
   return static_cast<float>(((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7])));
 }
-
-// Values to come: `bytes` of each row per vector of columns are prefetched while rows of now are added.
-struct Ahead {
-  const char* const* rows;
-  int bytes;  // 0: nothing to come
-};
 
 // o[R][N vectors] += p[R][n] . values
 template <int R, int N>
@@ -134,7 +152,7 @@ static inline void weigh_block(const float* p, const char* const* values, int d,
     for (int i = 0; i < N; i++) acc[r][i] = vload(o + r * width + d + i * W);
   for (int j = 0; j < n; j++) {
     const float* v = reinterpret_cast<const float*>(values[j]) + d;
-    if (ahead.bytes) prefetch_row(ahead.rows[j] + d / W * ahead.bytes, N * ahead.bytes);
+    if (ahead.bytes) ahead.prefetch(j, d / W, N);
     vf x[N];
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) x[i] = vload(v + i * W);
@@ -153,9 +171,9 @@ static inline void weigh_block(const float* p, const char* const* values, int d,
 template <int R>
 static inline void weigh_rows(const float* p, const char* const* values, int n, float* o, int width,
                               const Ahead& ahead) {
+  constexpr int N = R == 1 ? 2 * kValueVecs : kValueVecs;
   int d = 0;
-  for (; d + kValueVecs * W <= width; d += kValueVecs * W)
-    weigh_block<R, kValueVecs>(p, values, d, n, o, width, ahead);
+  for (; d + N * W <= width; d += N * W) weigh_block<R, N>(p, values, d, n, o, width, ahead);
   for (; d < width; d += W) weigh_block<R, 1>(p, values, d, n, o, width, ahead);
 }
 
@@ -218,12 +236,16 @@ static inline void dot_rows_exact(const Work& w, const KeyRows& rows, int n) {
 }
 
 template <int R, bool WORDS>
-static inline void dot_rows(const Work& w, const KeyRows& rows, const KeyRows& next, int n, int64_t ahead) {
+static inline void dot_rows(const Work& w, const KeyRows& rows, int n, const Ahead& ahead) {
   constexpr int K = W / R;
   for (int j = 0; j < n; j += K) {
-    for (int i = 0; i < K && ahead; i++) prefetch_row(next.key[j + i], ahead);
+    if (R == 1) {
+      dot_row<WORDS>(w.t.q, w.key_width, rows.key + j, w.t.s + j, ahead.from(j));
+      continue;
+    }
     for (int r = 0; r < w.padded; r += R)
-      dot_block<R, WORDS>(w.t.q + r * w.key_width, w.key_width, rows.key + j, w.t.s + r * kTileKeys + j);
+      dot_block<R, WORDS>(w.t.q + r * w.key_width, w.key_width, rows.key + j, w.t.s + r * kTileKeys + j,
+                          r ? Ahead{nullptr, 0} : ahead.from(j));
   }
 }
 
@@ -300,8 +322,8 @@ static void run_tile(const Work& w) {
     widen_keys(w, n, here);
     if (scaled) load_scales(w, c.key_scales, t0, n, key_scale), load_scales(w, c.value_scales, t0, n, value_scale);
     if (w.exact) dot_rows_exact(w, here, n);
-    else if (kWordDot && w.words) dot_rows<R, kWordDot>(w, here, next, n, more ? c.head_size * size : 0);
-    else dot_rows<R, false>(w, here, next, n, more ? c.head_size * size : 0);
+    else if (kWordDot && w.words) dot_rows<R, kWordDot>(w, here, n, Ahead{next.key, more ? W * 4 : 0});
+    else dot_rows<R, false>(w, here, n, Ahead{next.key, more ? static_cast<int>(W * size) : 0});
     for (int i = 0; i < w.rows; i++)
       softmax_row(w, i, t0, n, scaled ? key_scale : nullptr, scaled ? value_scale : nullptr);
     widen_values(w, n, here);
