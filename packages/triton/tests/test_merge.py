@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attn_shared import merge as by_torch
-from attn_shared.errors import InvalidInputError
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.reference import AttentionOptions, attention
 from attn_triton.merge import merge_attn_states
 
@@ -248,3 +248,10 @@ def test_rows_past_32_bits() -> None:
     )
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_refuses_a_gradient() -> None:
+    outputs = [torch.zeros(2, 3, 8) for _ in range(2)]
+    lse = torch.zeros(3, 2, requires_grad=True)
+    with pytest.raises(UnsupportedOptionError, match="lse_b requires a gradient"):
+        merge_attn_states(outputs[0], lse.detach(), outputs[1], lse)

@@ -10,7 +10,7 @@ from attn_cpu_testing import needs_kernels
 
 from attn_cpu.merge import merge_attn_states
 from attn_shared import merge
-from attn_shared.errors import InvalidInputError
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 
 pytestmark = needs_kernels
 
@@ -68,3 +68,13 @@ def test_what_does_not_fit_is_named() -> None:
         merge_attn_states(sides[0], sides[1], sides[2][:, :, :32], sides[3])
     with pytest.raises(InvalidInputError, match="lse_a"):
         merge_attn_states(sides[0], sides[1].T, sides[2], sides[3])
+
+
+def test_a_gradient_is_refused() -> None:
+    sides = halves(torch.float32)
+    expected = merge_attn_states(*sides)[0]
+    sides[2].requires_grad_()
+    with pytest.raises(UnsupportedOptionError, match="output_b requires a gradient"):
+        merge_attn_states(*sides)
+    with torch.no_grad():
+        assert torch.equal(merge_attn_states(*sides)[0], expected)

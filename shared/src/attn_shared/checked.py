@@ -6,6 +6,8 @@ checked here, on request, since reading them synchronises the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from attn_shared.errors import MetadataError
@@ -67,16 +69,7 @@ def blocks_needed(common: CommonAttentionMetadata, spec: KVCacheSpec | None) -> 
     Raises:
         MetadataError: a block id that is read is negative.
     """
-    block_size, table = _block_size_of(spec), common.block_table
-    if block_size is None or _is_capturing(common.query_start_loc.device):
-        return None
-    most = -1
-    if table is not None and table.numel():
-        table = table.cpu()
-        is_read = _is_read(table, _lens_read(common).cpu(), block_size)
-        _check_ids(table, is_read, None)
-        most = int(table.masked_fill(~is_read, -1).max())
-    return 1 + max(most, _last_written(common, block_size))
+    return _blocks(common, spec, _last_read)
 
 
 def blocks_at_most(common: CommonAttentionMetadata, spec: KVCacheSpec | None) -> int | None:
@@ -91,15 +84,34 @@ def blocks_at_most(common: CommonAttentionMetadata, spec: KVCacheSpec | None) ->
     Raises:
         MetadataError: a block id that is read is negative.
     """
+    return _blocks(common, spec, _last_named)
+
+
+def _blocks(
+    common: CommonAttentionMetadata,
+    spec: KVCacheSpec | None,
+    last_of: Callable[[CommonAttentionMetadata, torch.Tensor, int], int],
+) -> int | None:
+    """Return how many blocks there must be for the last in slots, and in the table by `last_of`."""
     block_size, table = _block_size_of(spec), common.block_table
     if block_size is None or _is_capturing(common.query_start_loc.device):
         return None
-    most = -1
-    if table is not None and table.numel():
-        least, most = map(int, table.aminmax())
-        if least < 0:
-            return blocks_needed(common, spec)
-    return 1 + max(most, _last_written(common, block_size))
+    last = -1 if table is None or not table.numel() else last_of(common, table, block_size)
+    return 1 + max(last, _last_written(common, block_size))
+
+
+def _last_read(common: CommonAttentionMetadata, table: torch.Tensor, block_size: int) -> int:
+    """Return the last block that is read, -1 for none; refuse a negative one."""
+    table = table.cpu()
+    is_read = _is_read(table, _lens_read(common).cpu(), block_size)
+    _check_ids(table, is_read, None)
+    return int(table.masked_fill(~is_read, -1).max())
+
+
+def _last_named(common: CommonAttentionMetadata, table: torch.Tensor, block_size: int) -> int:
+    """Return the last block in the table; where a negative one is too, the last that is read."""
+    least, most = map(int, table.aminmax())
+    return most if least >= 0 else _last_read(common, table, block_size)
 
 
 def _last_written(common: CommonAttentionMetadata, block_size: int) -> int:

@@ -66,11 +66,14 @@ class AttentionImplBase(ABC, Generic[M]):
     Class attributes:
         lse_base_on_e: the returned LSE is a natural logarithm (False: log2).
         supports_pcp: prefill may be sharded over ranks.
+        differentiates: the output carries right gradients to every tensor of a call that requires
+            one; else `Attention` refuses such a call while gradients are on.
     """
 
     can_return_lse: bool = False
     lse_base_on_e: ClassVar[bool] = True
     supports_pcp: ClassVar[bool] = False
+    differentiates: ClassVar[bool] = False
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description alone."""

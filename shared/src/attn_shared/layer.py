@@ -32,6 +32,7 @@ from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
+from attn_shared.gradients import refuse_gradients
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec, spec_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ordering import ordered
@@ -248,10 +249,7 @@ class Attention:
             common, token_order = ordered(common, self.builder.reorder_batch_threshold or 1)
         metadata = self.builder.build(0, common)
         return StepPlan(
-            common=common,
-            metadata=metadata,
-            token_order=token_order,
-            blocks_bound=bound,
+            common=common, metadata=metadata, token_order=token_order, blocks_bound=bound
         )
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
@@ -308,12 +306,14 @@ class Attention:
         Raises:
             InvalidInputError: an argument does not fit the layer, or the plan is not of its backend
                 and options; nothing was written.
+            UnsupportedOptionError: a gradient is asked for; nothing was written.
         """
         if not isinstance(plan, StepPlan):
             raise InvalidInputError.for_argument(
                 "plan", f"a {type(plan).__name__}", "a StepPlan, which `plan` returns"
             )
         check_block_size(plan.common.block_size, self.kv_cache_spec)
+        refuse_gradients(self, query=query, key=key, value=value, kv_cache=kv_cache, output=output)
         if self._has_one_call and lse is None:
             result = self._forward_in_one(query, key, value, kv_cache, plan, output)
             if result is not None:

@@ -26,6 +26,7 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
+from attn_shared.gradients import refuse_gradients
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
@@ -128,7 +129,7 @@ class MLAAttention:
         self.sinks: torch.Tensor | None = None
         self.alibi_slopes: torch.Tensor | None = None
         self.projections = self._projections(kv_b_proj, dims)
-        self.kv_b_proj = None if self.projections is None else self.projections.kv_b_proj
+        self.kv_b_proj = kv_b_proj
         if self.prefill_selection is not None:
             self.config = replace(self.config, mla_prefill=self.prefill_selection.prefill_cls)
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
@@ -326,6 +327,7 @@ class MLAAttention:
         Raises:
             InvalidInputError: an argument does not fit the layer or the plan, or the layer has no
                 kv_b_proj; nothing was written then.
+            UnsupportedOptionError: a gradient is asked for; nothing was written then.
         """
         self._check_call(query, latent, rope, kv_cache, plan, output, lse)
         if output is None:
@@ -430,6 +432,8 @@ class MLAAttention:
             )
         rows = plan.common.num_actual_tokens
         self._checker.check_latents(query, latent, rope, output, lse, rows)
+        own = {"kv_cache": kv_cache, "output": output}
+        refuse_gradients(self, query=query, latent=latent, rope=rope, **own)
 
     def decode(
         self,
@@ -454,8 +458,10 @@ class MLAAttention:
 
         Raises:
             InvalidInputError: an argument does not fit the layer, or rows of the plan are prefills.
+            UnsupportedOptionError: a gradient is asked for.
         """
         self._check_step(plan, kv_cache)
+        refuse_gradients(self, query=query, kv_cache=kv_cache, output=output)
         if self._ranks is None:
             prefills = plan.metadata.num_prefill_tokens
             if prefills:

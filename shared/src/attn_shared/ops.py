@@ -24,6 +24,7 @@ import torch
 from attn_shared._handles import layer_of
 from attn_shared.dtypes import dtype_name
 from attn_shared.errors import InvalidInputError
+from attn_shared.gradients import refuse_gradients
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla as write_latents
 from attn_shared.layer import Attention, StepPlan
@@ -107,7 +108,12 @@ def attend(
 
     Returns:
         (T, Hq, Dv).
+
+    Raises:
+        UnsupportedOptionError: a gradient is asked for.
     """
+    # Here and not in the operator alone: a compiled graph calls that with gradients off.
+    refuse_gradients(layer, query=query, key=key, value=value, kv_cache=kv_cache)
     output = query.new_empty((*query.shape[:-1], layer.request.value_size))
     _forward_op(query, key, value, kv_cache, output, layer.handle)
     return output
@@ -155,7 +161,11 @@ def attend_latents(
 
     Returns:
         (T, H, v_head_dim).
+
+    Raises:
+        UnsupportedOptionError: a gradient is asked for.
     """
+    refuse_gradients(layer, query=query, latent=latent, rope=rope, kv_cache=kv_cache)
     output = query.new_empty((*query.shape[:-1], layer.output_size))
     _mla_forward_op(query, latent, rope, kv_cache, output, layer.handle)
     return output

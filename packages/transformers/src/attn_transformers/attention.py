@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
+from attn_shared.gradients import refuse_gradients
 from attn_shared.request import AttentionType
 from attn_shared.selection import Policy
 from attn_transformers.contiguous import attend_cache_free, attend_over_scratch
@@ -74,7 +75,7 @@ class AttentionFunction:
             NoBackendError: no backend serves the layer on this device.
         """
         refuse_unserved(extras, dropout)
-        _refuse_tracing(query, key, value)
+        _refuse_tracing()
         step = None if attention_mask is None else step_of(attention_mask)
         note = new_tokens_of(key, value)
         arguments = self, is_causal, sliding_window, softcap, scaling
@@ -118,6 +119,8 @@ class AttentionFunction:
             if step is not None and sinks is None:
                 step.memo[LATEST_CALL] = call_of(note, attention, arguments, query, key, value)
             return output
+        # The layer refuses them too, but when keys are already in the scratch cache.
+        refuse_gradients(attention, query=query, key=key, value=value)
         run = attend_over_scratch if layer_key.is_causal else attend_cache_free
         return run(attention, layer_key, query, key, value, step)
 
@@ -180,12 +183,7 @@ def _attend_latents(
     return latents.note.cache.attend(latents.note, layer_key, attention, *tensors, step)
 
 
-def _refuse_tracing(*states: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in states):
-        raise UnsupportedOptionError(
-            "gradients are asked for; backends of attn are for inference.",
-            hint="run the model inside torch.no_grad() or torch.inference_mode().",
-        )
+def _refuse_tracing() -> None:
     if torch.compiler.is_compiling():
         raise UnsupportedOptionError(
             "the model is being compiled; attn's attention function plans each step on the host.",

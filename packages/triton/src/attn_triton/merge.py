@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attn_shared.gradients import require_no_gradients
 from attn_shared.merge import check_merge
 from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
@@ -96,8 +97,12 @@ def merge_attn_states(
         InvalidInputError: shapes, dtypes or devices differ; output or output_lse shares memory
             with an input or with each other, or holds one element twice; checked, and an LSE is
             +inf.
+        UnsupportedOptionError: a gradient is asked for.
     """
     outputs, lses = (output_a, output_b), (lse_a, lse_b)
+    if torch.is_grad_enabled():
+        given = {"output_a": output_a, "lse_a": lse_a, "output_b": output_b, "lse_b": lse_b}
+        require_no_gradients("attn_triton.merge", given)
     facts = (*map(_facts, (output_a, lse_a, output_b, lse_b, output, output_lse)),)
     plan = _PLANS.get(facts)
     if plan is None or checked or plan.may_alias(*outputs, *lses, output, output_lse):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attn_cpu._ops import call, op
 from attn_cpu._vendor.attn_cpu_kernels import load
+from attn_shared.gradients import require_no_gradients
 
 __all__ = ["merge_attn_states"]
 
@@ -37,8 +38,11 @@ def merge_attn_states(
 
     Raises:
         InvalidInputError: shapes, dtypes, strides or places do not fit.
+        UnsupportedOptionError: a gradient is asked for.
         ImportError: the kernels are not there, or do not load.
     """
+    given = {"output_a": output_a, "lse_a": lse_a, "output_b": output_b, "lse_b": lse_b}
+    require_no_gradients("attn_cpu.merge", given)
     load()
     merged = torch.empty_like(output_a) if output is None else output
     lse = torch.empty_like(lse_a) if output_lse is None else output_lse
