@@ -103,9 +103,26 @@ def garbage(*size: int, **options: Any) -> torch.Tensor:
     return torch.full(size, nan, **options)
 
 
+def test_blocks_of_the_host_are_zero_from_the_first() -> None:
+    group, attention = group_of_two()
+    turn(group, attention, 0, 5)
+    cache = group.cache_of(0)
+    reference = group.spec.allocate(len(cache), "cpu")
+    assert (cache.shape, cache.stride()) == (reference.shape, reference.stride())
+    assert not cache.any()
+    cache[:4] = 7.0
+    turn(group, attention, 5, 600)
+    grown = group.cache_of(0)
+    assert (grown[:4] == 7.0).all()
+    assert not grown[4:].any()
+    group.clear()
+    assert not grown.any()
+
+
 def test_blocks_hold_no_garbage_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attn_shared.paged_spec.torch.empty", garbage)
     group, attention = group_of_two()
+    group.has_zero_pages = False  # as on a device
     turn(group, attention, 0, 5)
     cache = group.cache_of(0)
     assert group.pool.num_touched == 4

@@ -18,6 +18,7 @@ from attn_transformers.layers import LayerKey
 from attn_transformers.masks import StepMask
 from attn_transformers.tokens import Requests, has_gap, refuse_gap
 from attn_transformers.turns import Turn
+from attn_transformers.zero_pages import ZeroPages
 
 __all__ = ["LayerGroup"]
 
@@ -36,6 +37,7 @@ class LayerGroup:
         num_places: places of each row that were fed so far, padding included.
         pool: the group's blocks.
         caches: layer index -> cache tensor.
+        has_zero_pages: new memory holds zeros without being touched.
         turn_now: the latest pass, while rows are as it left them.
     """
 
@@ -55,9 +57,11 @@ class LayerGroup:
         self.selection = attention.selection
         self.spec = spec
         self.num_places = 0
+        self.has_zero_pages = key.device.type == "cpu"
         self.pool = BlockPool(max_blocks, first_blocks=spec.num_blocks_for(_FIRST_TOKENS))
         self.caches: dict[int, torch.Tensor] = {}
         self._num_clean: dict[int, int] = {}  # of each cache, its first blocks without garbage
+        self._pages: ZeroPages | None = None
         self._tables: BlockTables | None = None
         self._padding: torch.Tensor | None = None  # (B, num_places) bool, True for real; or none
         self.turn_now: Turn | None = None
@@ -217,19 +221,28 @@ class LayerGroup:
         return self.caches[layer]
 
     def _grown(self, layer: int) -> torch.Tensor:
-        """Make room for all blocks, and zero those that are new.
+        """Make room for all blocks, and see that those which are new hold zeros.
 
         The others stay untouched: on a host the first touch of a page costs more than its use.
         """
         cache, num_clean = self.caches.get(layer), self._num_clean.get(layer, 0)
         if cache is None or len(cache) < self.pool.capacity:
             with torch.inference_mode(mode=False):  # else later passes could not write outside it
-                grown = self.spec.allocate(self.pool.capacity, self.key.device, is_zeroed=False)
+                grown = self._allocated()
             if cache is not None:
                 grown[:num_clean] = cache[:num_clean]
             cache = grown
-        cache[num_clean : self.pool.num_touched].zero_()
+        if not self.has_zero_pages:
+            cache[num_clean : self.pool.num_touched].zero_()
         return cache
+
+    def _allocated(self) -> torch.Tensor:
+        capacity = self.pool.capacity
+        if self.has_zero_pages:
+            if self._pages is None or self._pages.num_blocks != capacity:
+                self._pages = ZeroPages(self.spec, capacity)
+            return self._pages.allocate()
+        return self.spec.allocate(capacity, self.key.device, is_zeroed=False)
 
     @property
     def num_bytes(self) -> int:

@@ -47,6 +47,8 @@ class Tokens:
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """Return the chosen places (N, H, D) of states (B, H, at least width, D)."""
+        if self.batch_size == 1 and self.places is None and states.shape[2] == self.width:
+            return states.squeeze(0).transpose(0, 1)
         flat = states[:, :, : self.width].transpose(1, 2).flatten(0, 1)
         return flat if self.places is None else flat[self.places]
 
