@@ -28,7 +28,10 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _logits(q, k, first, last, n, steep, MASK: tl.constexpr, SOFTCAP: tl.constexpr):
+def _logits(
+    q, k, first, last, n, steep,
+    MASK: tl.constexpr, HAS_FIRST: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
     """Return q.k, hidden keys at -inf; with SOFTCAP=1 the (tanh(x) - 1) / 2 of it, with 2 tanh(x).
 
     The first is -1 / (1 + exp(2 x)), good to 2e-7 of 1: enough for weights in half precision, but
@@ -42,7 +45,9 @@ def _logits(q, k, first, last, n, steep, MASK: tl.constexpr, SOFTCAP: tl.constex
     if SOFTCAP == 2:
         s = tanh(s * steep)
     if MASK:
-        seen = (n[None, :] < last[:, None]) & (n[None, :] >= first[:, None])
+        seen = n[None, :] < last[:, None]
+        if HAS_FIRST:
+            seen = seen & (n[None, :] >= first[:, None])
         s = tl.where(seen, s, -float("inf"))
     return s
 
@@ -104,6 +109,7 @@ def _pass(  # size: one loop
     which the compiler prefetches. TAIL says that the tile may reach past `stop`, where the memory
     may hold anything.
     """
+    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
     i = tl.arange(0, BN)
     first1, last1, first2, last2 = 0, 0, 0, 0
     if MASK:  # made here, and not held in registers while whole tiles run
@@ -136,9 +142,9 @@ def _pass(  # size: one loop
             v = v_desc.load([v_row + j, v_col])
         if TAIL:
             v = tl.where((n < stop)[:, None], v, 0.0)
-        s1 = _logits(q1, k, first1, last1, n, steep, MASK, SOFTCAP)
+        s1 = _logits(q1, k, first1, last1, n, steep, MASK, HAS_FIRST, SOFTCAP)
         if TWO:
-            s2 = _logits(q2, k, first2, last2, n, steep, MASK, SOFTCAP)
+            s2 = _logits(q2, k, first2, last2, n, steep, MASK, HAS_FIRST, SOFTCAP)
         m1, total1, acc1 = _add(s1, v, m1, total1, acc1, factor)
         if TWO:
             m2, total2, acc2 = _add(s2, v, m2, total2, acc2, factor)
