@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -249,3 +250,23 @@ class Stale(Graphed):
     @staticmethod
     def get_builder_cls() -> type[GraphedBuilder]:
         return StaleBuilder
+
+
+class CompilingImpl(ReferenceImpl):
+    """Starts what takes longer than a case has, as a library that compiles at first use does."""
+
+    def attend(self, call: ReferenceCall) -> ReferenceResult:
+        subprocess.run([sys.executable, "-c", COMPILER], check=False)
+        return super().attend(call)
+
+
+class Compiling(ReferenceBackend):
+    name = "COMPILING"
+    impl = CompilingImpl
+
+    @classmethod
+    def kernel_compiler(cls) -> None:
+        return None
+
+
+COMPILER = "import time; time.sleep(300)  # attn_conformance's test of compilers that are left over"

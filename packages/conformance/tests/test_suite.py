@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
+from conformance_backends import COMPILER
 
 from attn_conformance.outcome import Outcome, Status
 from attn_conformance.suite import Suite
@@ -30,6 +32,15 @@ def test_a_hang_is_one_failed_case_after_its_time(by_scale: dict[str, Outcome]) 
     assert outcome.status is Status.FAILED
     assert outcome.message == "no answer within 5 s: the process was ended"
     assert outcome.seconds == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system lists no children")
+def test_a_compiler_that_a_case_has_started_ends_with_it() -> None:
+    with Suite("conformance_backends:Compiling", rules=["causal"], timeout_s=2) as suite:
+        outcome = suite.run(suite.plan.entries[0])
+    assert "a kernel compiled at first use counts (--compile-jobs N: before)" in outcome.message
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.is_file()]
+    assert not any(COMPILER.encode() in line for line in lines)
 
 
 def test_an_exit_is_one_failed_case(by_scale: dict[str, Outcome]) -> None:

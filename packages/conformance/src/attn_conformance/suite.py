@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -72,6 +74,7 @@ class Suite:
         }
         self._timeout_s = timeout_s
         self._process: _Process | None = None
+        self._compiles = False
         self._hangs: Counter[str] = Counter()
         self.plan = self._start()
 
@@ -112,6 +115,8 @@ class Suite:
             self.close()
             self._hangs[entry.rule] += 1
             words = f"no answer within {self._timeout_s:g} s: the process was ended"
+            if self._compiles:
+                words += "; a kernel compiled at first use counts (--compile-jobs N: before)"
             return _outcome(entry, Status.FAILED, words, self._timeout_s)
         except _DeathError as error:
             self.close()
@@ -140,6 +145,7 @@ class Suite:
         if answer["kind"] == "error":
             self.close()
             raise _as_error(answer)
+        self._compiles = bool(answer["compiles"])
         return Plan(
             facts=answer["facts"],
             contracts=answer["contracts"],
@@ -206,8 +212,12 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Kill the process and wait for it."""
+        """Kill the process and what it has started, a compiler for instance; wait for it."""
+        started = list(_descendants(self._popen.pid))
         self._popen.kill()
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._popen.wait()
         self._reader.join()
         for pipe in (self._popen.stdin, self._popen.stdout):
@@ -226,6 +236,15 @@ class _Process:
         self._stderr.seek(0)
         text = self._stderr.read().decode("utf-8", "replace").strip()
         return "\n".join([_words_of(code), *_last_lines(text)])
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield what a process has started, and so on, where the system lists it (Linux)."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from _descendants(child)
 
 
 def _last_lines(text: str) -> list[str]:

@@ -25,6 +25,7 @@ from attn_conformance.case import Case
 from attn_conformance.rule import Depth, Rule, Violation
 from attn_conformance.rules.catalogue import rules_named
 from attn_conformance.subject import Subject
+from attn_shared.backend import AttentionBackend
 from attn_shared.dtypes import dtype_name
 from attn_shared.errors import AttnError
 
@@ -94,6 +95,7 @@ class _Server:
             "facts": _facts(subject, depth),
             "contracts": {rule.name: rule.contract for rule in rules},
             "entries": entries,
+            "compiles": _compiles(subject),
         }
 
     def _entry(
@@ -175,6 +177,12 @@ def _innermost(error: BaseException) -> str:
 def _short(path: str) -> str:
     """Return the last three parts of a path."""
     return "/".join(Path(path).parts[-3:])
+
+
+def _compiles(subject: Subject) -> bool:
+    """Whether the backend's library compiles kernels at their first use; loads nothing."""
+    own = getattr(subject.backend.kernel_compiler, "__func__", None)
+    return own is not AttentionBackend.kernel_compiler.__func__
 
 
 def _facts(subject: Subject, depth: Depth) -> dict[str, str]:

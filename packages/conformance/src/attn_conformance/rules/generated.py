@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from attn_conformance.case import Case
 from attn_conformance.checks import check_numbers
+from attn_conformance.drawn import drawn_cases
 from attn_conformance.fit import Fit
 from attn_conformance.rule import Depth, Rule
 
@@ -15,8 +16,6 @@ _NUM_BATCHES = {Depth.QUICK: 12, Depth.FULL: 300}
 
 
 def _drawn(depth: Depth, fit: Fit) -> Iterable[Case]:
-    from attn_conformance.strategies import drawn_cases
-
     return drawn_cases(fit, _NUM_BATCHES[depth])
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import torch
 from conformance_backends import Blocks16
 
+from attn_conformance.drawn import drawn_cases
 from attn_conformance.fit import Fit
 from attn_conformance.reference_backend import REFERENCE_CAPABILITY
-from attn_conformance.strategies import drawn_cases
 from attn_shared.device import preset
 
 
