@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import inspect
 import json
 import os
 import platform
@@ -181,8 +182,11 @@ def _short(path: str) -> str:
 
 def _compiles(subject: Subject) -> bool:
     """Whether the backend's library compiles kernels at their first use; loads nothing."""
-    own = getattr(subject.backend.kernel_compiler, "__func__", None)
-    return own is not AttentionBackend.kernel_compiler.__func__
+    own, default = (
+        inspect.getattr_static(backend, "kernel_compiler")
+        for backend in (subject.backend, AttentionBackend)
+    )
+    return own is not default
 
 
 def _facts(subject: Subject, depth: Depth) -> dict[str, str]:
