@@ -12,7 +12,8 @@ from attn_cuda._mla_step import in_pages, kernel_table, with_safe_rows
 from attn_cuda._mla_steps import StepMaker
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.mla_edges import Scale, to_contract_lse
+from attn_shared.mla_edges import to_contract_lse
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import BuildConfig
 
 

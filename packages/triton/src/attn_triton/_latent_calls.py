@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attn_shared.errors import InvalidInputError
 from attn_shared.impl import AttentionLayer
-from attn_shared.mla_edges import Scale
 from attn_shared.request import MLADims
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_triton._latent_cache import LatentCache, LatentCaches
 from attn_triton._latent_metadata import TritonMLADecode

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import vllm_cutlass_mla
-from attn_shared.mla_edges import Scale
 from attn_shared.mla_heads import padded_heads
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["KERNEL_HEADS", "PAGE_SIZE", "CutlassMLACall", "workspace_bytes"]

@@ -19,7 +19,7 @@ from attn_cuda._fa_step import KeyStep
 from attn_cuda._vendor import flash_attn_3, vllm_flash_attn
 from attn_shared.capability import Reason
 from attn_shared.inventory import Inventory, VendorEntry
-from attn_shared.mla_edges import Scale
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["INTERFACES", "LIBRARIES", "FlashAttnMLACall", "latent_schedule", "resolve_provider"]

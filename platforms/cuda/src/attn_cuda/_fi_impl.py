@@ -12,7 +12,7 @@ from attn_cuda._fi_capability import NAME, capability_on
 from attn_cuda._fi_key import Call, plan_key
 from attn_cuda._fi_metadata import FlashInferMetadata
 from attn_cuda._fi_scales import Scales, Scaling, scaling_of
-from attn_shared.alignment import ALIGNMENT_BYTES, aligned
+from attn_shared.alignment import ALIGNMENT_BYTES
 from attn_shared.backend import AttentionImpl, AttentionLayer
 from attn_shared.cache_views import Views
 from attn_shared.call_checks import CallChecker
@@ -21,6 +21,7 @@ from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, NVFP4AttentionSpec
 from attn_shared.served import require_served
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_triton.portable import portable_for
 
@@ -49,8 +50,7 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
         self._key = plan_key(spec)
         self.can_return_lse = capability.lse is not Support.NO
         self._checker = CallChecker(spec, returns_lse=self.can_return_lse)
-        # Kernels take the largest logit before they scale, so that a scale must be positive.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        self._scale = Scale(spec.scale)
         self._is_nvfp4 = isinstance(spec.kv_cache_spec, NVFP4AttentionSpec)
         if not self._is_nvfp4:  # which torch writes
             self.write_kv = portable_for(loaded.device).write_kv
@@ -99,7 +99,7 @@ class FlashInferImpl(AttentionImpl[FlashInferMetadata]):
             target = query.new_empty(query.shape)
         call = Call(
             query.shape[0],
-            aligned(query) if self._sign > 0 else query * self._sign,
+            self._scale.query(query),
             self._cache(kv_cache, device),
             target,
             lse,

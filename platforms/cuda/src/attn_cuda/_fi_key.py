@@ -14,6 +14,7 @@ from attn_cuda._fi_scales import PLAIN, Scaling
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError
 from attn_shared.kv_cache import AttentionSpec
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec, require_uniform
 
 __all__ = ["Call", "PlanKey", "group_key", "plan_key"]
@@ -104,7 +105,7 @@ def plan_key(spec: LayerSpec) -> PlanKey:
             block_size=cache.block_size,
             window_left=-1 if left is None else left,
             softcap=spec.softcap,
-            scale=abs(spec.scale) or 1.0,
+            scale=Scale(spec.scale).value,
         )
     )
 

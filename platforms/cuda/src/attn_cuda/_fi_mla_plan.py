@@ -12,7 +12,7 @@ from attn_cuda._fi_pages import ListPages, page_indices, pages_of, require_pages
 from attn_cuda._fi_wrappers import Planner
 from attn_cuda._mla_step import LatentStep
 from attn_cuda._vendor.flashinfer_mla import Interface
-from attn_shared.mla_edges import Scale
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["PlannedMLA"]

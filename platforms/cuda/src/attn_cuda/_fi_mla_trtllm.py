@@ -9,9 +9,10 @@ from torch import Tensor
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor.flashinfer_mla import Interface
 from attn_shared.errors import UnsupportedOptionError
-from attn_shared.mla_edges import Scale, to_contract_lse
+from attn_shared.mla_edges import to_contract_lse
 from attn_shared.quantization import quantize_fp8
 from attn_shared.request import MLADims
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["TABLE_TOKENS", "TrtllmMLA", "trtllm_page_size"]

@@ -11,8 +11,8 @@ from attn_cuda._mla_schedules import Schedules
 from attn_cuda._mla_step import LatentStep, in_pages
 from attn_cuda._vendor import flash_mla
 from attn_shared.inventory import Inventory
-from attn_shared.mla_edges import Scale
 from attn_shared.quantization import quantize_fp8
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["PAGE_SIZE", "FlashMLACall", "FlashMLASchedules", "kernels_of", "schedules"]

@@ -10,9 +10,9 @@ from torch import Tensor
 from attn_rocm._aiter_mla_steps import TokenStep
 from attn_rocm._vendor import aiter_mla
 from attn_shared.errors import UnsupportedOptionError
-from attn_shared.mla_edges import Scale
 from attn_shared.mla_heads import kernel_heads, padded_heads
 from attn_shared.quantization import quantize_fp8
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 
 __all__ = ["KERNEL_HEADS", "AiterMLACall"]

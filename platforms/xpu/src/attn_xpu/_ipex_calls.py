@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import check_write, write_kv
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_xpu._ipex_capability import Build
 from attn_xpu._vendor import ipex
@@ -62,9 +63,7 @@ class LayerCalls:
         """
         modules = ipex.interface()
         self._paged, self._varlen = modules.PagedAttention, modules.VarlenAttention
-        # It masks before it scales, so that a scale must be positive: the sign goes to the query.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
-        self._scale = abs(spec.scale) or 1.0
+        self._scale = Scale(spec.scale)  # it masks before it scales
         self._usual_scale = spec.head_size**-0.5
         self._is_cpu = build.name == "cpu"
         left, right = (-1 if side is None else side for side in spec.window)
@@ -78,8 +77,7 @@ class LayerCalls:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, step: IpexStep) -> None:
         """Write the output (T, Hq, D); keys are (blocks, block, Hkv, D), or (Tk, Hkv, D)."""
-        if self._sign <= 0:
-            query = query * self._sign
+        query = self._scale.signed(query)
         if step.block_table is None:
             self._run_varlen(query, key, value, out, step)
             return
@@ -97,7 +95,7 @@ class LayerCalls:
             cu_seqlens_kv=step.key_start_loc,
             max_seqlen_q=step.max_query_len,
             max_seqlen_kv=step.max_key_len,
-            scale=self._scale,
+            scale=self._scale.value,
             is_cusal=step.causal,
             block_tables=step.block_table,
             alibi_slopes=None,
@@ -116,7 +114,7 @@ class LayerCalls:
             key_cache=key,
             value_cache=value,
             head_mapping=self._head_mapping,
-            scale=self._scale,
+            scale=self._scale.value,
             block_tables=table,
             context_lens=step.key_lens,
             block_size=key.shape[2],
@@ -129,8 +127,9 @@ class LayerCalls:
     def _run_varlen(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, step: IpexStep
     ) -> None:
-        if self._is_cpu and self._scale != self._usual_scale:  # which it takes whatever it is told
-            query = query * (self._scale / self._usual_scale)
+        scale = self._scale.value
+        if self._is_cpu and scale != self._usual_scale:  # which it takes whatever it is told
+            query = query * (scale / self._usual_scale)
         self._varlen.apply_function(
             query=query,
             key=key,
@@ -142,7 +141,7 @@ class LayerCalls:
             max_seqlen_q=step.max_query_len,
             max_seqlen_k=step.max_key_len,
             pdropout=0.0,
-            softmax_scale=self._scale,
+            softmax_scale=scale,
             zero_tensors=False,
             is_causal=False,
             return_softmax=False,

@@ -30,6 +30,7 @@ from attn_shared.errors import (
 from attn_shared.kernel_paths import KernelPath
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import require_served
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_triton.portable import portable_for
 
@@ -129,10 +130,8 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         _require_addressable(spec)
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._checker = CallChecker(spec)
-        # Kernels take the largest logit before they scale, so that a scale must be positive.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
-        positive = spec if self._sign > 0 else replace(spec, scale=-spec.scale or 1.0)
-        self._call = kernel_for(self.provider, positive)
+        self._scale = Scale(spec.scale)
+        self._call = kernel_for(self.provider, replace(spec, scale=self._scale.value))
         self._portable = portable_for(loaded.device)
         self.write_kv = self._portable.write_kv
         self._sinks = Sinks(self.provider)
@@ -229,7 +228,7 @@ class FlashAttnImpl(AttentionImpl[FlashAttnMetadata]):
         """
         if self.provider.version == 2 and query.shape[0] != num_tokens:
             query = query[:num_tokens]
-        return aligned(query) if self._sign > 0 else query * self._sign
+        return self._scale.query(query)
 
     def _attend(
         self,

@@ -19,10 +19,10 @@ from attn_shared.inventory import Inventory, VendorStatus
 from attn_shared.kernel_paths import KernelPath
 from attn_shared.limits import DeviceLimit
 from attn_shared.loaded_devices import LoadedDevices, import_vendor
-from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill, padded_value, prefill_capability, prefill_request
 from attn_shared.request import AttentionRequest, AttentionType, MLADims
 from attn_shared.served import request_of
+from attn_shared.signed_scale import Scale
 
 if TYPE_CHECKING:
     from attn_shared.mla_metadata import RaggedPart

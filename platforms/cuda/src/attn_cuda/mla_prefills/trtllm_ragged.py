@@ -13,9 +13,9 @@ from attn_shared.capability import Capability
 from attn_shared.device import DeviceFacts
 from attn_shared.kernel_paths import KernelPath
 from attn_shared.loaded_devices import import_vendor
-from attn_shared.mla_edges import Scale
 from attn_shared.mla_prefill import MLAPrefill
 from attn_shared.request import AttentionRequest
+from attn_shared.signed_scale import Scale
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory

@@ -30,6 +30,7 @@ from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.served import request_of, require_served
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_triton.portable import portable_for
 
@@ -98,10 +99,8 @@ class AiterFlashImpl(AttentionImpl[AiterFlashMetadata]):
         self._is_cache_free = spec.attn_type in CACHE_FREE
         self._decodes_by_pages = decodes_by_pages(request_of(spec))
         self._checker = CallChecker(spec)
-        # The kernels take the largest logit before they scale: a scale must be positive.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
-        positive = spec if self._sign > 0 else replace(spec, scale=-spec.scale or 1.0)
-        self._calls = AiterCalls(positive, self.build)
+        self._scale = Scale(spec.scale)
+        self._calls = AiterCalls(replace(spec, scale=self._scale.value), self.build)
         self._portable = portable_for(entry.device)
         self.write_kv = self._portable.write_kv
         cache = spec.kv_cache_spec
@@ -144,7 +143,7 @@ class AiterFlashImpl(AttentionImpl[AiterFlashMetadata]):
         count = metadata.num_actual_tokens
         if not count:
             return output
-        rows = aligned(query if self._sign > 0 else query * self._sign)
+        rows = self._scale.query(query)
         into = output if output.is_contiguous() and is_aligned(output) else torch.empty_like(rows)
         self._attend(layer, rows, own, pages, metadata, into, lse)
         if into is not output:

@@ -25,6 +25,7 @@ from attn_shared.inventory import Inventory
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.rounded_sinks import RoundedSinks
 from attn_shared.served import require_served
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import LayerSpec
 from attn_xpu._keyless_rows import blank
 from attn_xpu._vendor import vllm_xpu_kernels
@@ -118,10 +119,9 @@ class XpuFlashAttnImpl(AttentionImpl[XpuFlashAttnMetadata]):
         self._is_cache_free = spec.attn_type in CACHE_FREE
         cache = spec.kv_cache_spec
         self._is_fp8 = isinstance(cache, AttentionSpec) and cache.is_quantized
-        # A kernel may take the largest logit before it scales, so that the scale must be positive.
-        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        self._scale = Scale(spec.scale)
         _load()
-        self._call = KernelCall(spec if self._sign > 0 else replace(spec, scale=-spec.scale or 1.0))
+        self._call = KernelCall(replace(spec, scale=self._scale.value))
         self._sinks = RoundedSinks(spec.dtype)
         self._descales = Descales(spec.num_kv_heads)
 
@@ -226,7 +226,7 @@ class XpuFlashAttnImpl(AttentionImpl[XpuFlashAttnMetadata]):
         is wanted they enter the denominator afterwards. Sinks that the dtype does not hold are
         rounded for the kernel, and a second call without them shows what they weigh.
         """
-        query = query.contiguous() if self._sign > 0 else query * self._sign
+        query = self._scale.signed(query).contiguous()
         sinks, is_exact = self._sinks.of(layer.sinks)
         extras = Extras(with_lse=with_lse, sinks=None if with_lse else sinks)
         if self._is_fp8:
