@@ -102,7 +102,8 @@ class CommonAttentionMetadata:
             if getattr(self, name) is None:
                 raise MetadataError.for_argument(name, None, "a tensor; every batch has one")
         for name, (dtype, axis) in _PER_REQUEST.items():
-            self._check(name, getattr(self, name), dtype, self.num_reqs + (axis == "starts"))
+            if (tensor := getattr(self, name)) is not None:
+                self._check(name, tensor, dtype, self.num_reqs + (axis == "starts"))
         self._check("block_table", self.block_table, torch.int32, self.num_reqs, None)
         self._check("slot_mapping", self.slot_mapping, torch.int64, None)
         self._check("positions", self.positions, torch.int64, None)

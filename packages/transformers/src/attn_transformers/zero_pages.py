@@ -7,6 +7,7 @@ from mmap import ACCESS_COPY, mmap
 import torch
 
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
+from attn_shared.large_pages import advise_large_pages
 
 __all__ = ["ZeroPages"]
 
@@ -37,4 +38,5 @@ class ZeroPages:
         """Return a zeroed cache, of this process alone."""
         memory = mmap(-1, self._num_bytes, access=ACCESS_COPY)
         flat = torch.frombuffer(memory, dtype=torch.uint8).view(self._dtype)
+        advise_large_pages(flat)
         return flat.as_strided(self._shape, self._strides)
