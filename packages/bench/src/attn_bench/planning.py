@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from attn_bench.contenders import BackendContender, Contender
-from attn_bench.peers import contender_named
+from attn_bench.peers import PEERS, contender_named
 from attn_bench.results import Settings
 from attn_bench.run import Plan
 from attn_bench.sets import workload_set
 from attn_bench.traces import read_trace
 from attn_bench.workloads import Heads, Workload
 from attn_shared.dtypes import parse_dtype, parse_kv_cache_dtype
-from attn_shared.errors import InvalidInputError
+from attn_shared.errors import BackendNotProvidedError, InvalidInputError, UnknownNameError
 from attn_shared.registry import DEFAULT_REGISTRY
 from attn_shared.selector import DEFAULT_SELECTOR
 
@@ -123,7 +123,15 @@ def _backend(name: str) -> Contender:
 
 def _peer(name: str) -> Contender:
     contender = contender_named(name)
-    return _backend(name) if isinstance(contender, BackendContender) else contender
+    if not isinstance(contender, BackendContender):
+        return contender
+    try:
+        return _backend(name)
+    except BackendNotProvidedError:
+        raise  # a backend's name, with what provides it
+    except UnknownNameError:
+        known = [*PEERS, *DEFAULT_REGISTRY.names()]
+        raise UnknownNameError.for_name("peer", name, known) from None
 
 
 def _device(name: str | None) -> torch.device:

@@ -43,6 +43,12 @@ class Sampled:
     logprobs: torch.Tensor | None
     selection: SamplerSelection
 
+    def __repr__(self) -> str:
+        """Read as shapes and who drew; contents may be on a device, and are not waited for."""
+        tensors = {name: getattr(self, name) for name in ("ids", "valid", "logits", "logprobs")}
+        shapes = [f"{name}={tuple(t.shape)}" for name, t in tensors.items() if t is not None]
+        return f"Sampled({', '.join(shapes)}, by {self.selection.chosen} on {self.ids.device})"
+
 
 class Sampler:
     """Draws a token per row, by the rule of `attn_shared.sampling.reference`.
