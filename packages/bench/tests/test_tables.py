@@ -80,6 +80,21 @@ def test_what_was_skipped_is_shown_with_its_reason() -> None:
     assert "PEER" in text
 
 
+def test_a_long_reason_has_the_width_of_a_narrow_terminal() -> None:
+    reason = " ".join(["word"] * 40)
+    skipped = Skipped(
+        backend="TORCH_SDPA",
+        peer="scaled_dot_product_attention",
+        status=SkippedStatus.FAILED,
+        reason=reason,
+        exit_code=1,
+        **shape_fields(workload()),
+    )
+    lines = shown(result_tables(replace(RESULTS, skipped=(skipped,)))).splitlines()
+    of_reason = [line for line in lines if "word word" in line]
+    assert len(of_reason) == 3  # 208 characters
+
+
 def test_graphs_have_a_table_of_their_own() -> None:
     cells = (CELL, replace(CELL, mode="graph", kv_cache_dtype="fp8"))
     text = shown(result_tables(replace(RESULTS, cells=cells)))

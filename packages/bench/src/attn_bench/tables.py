@@ -37,7 +37,7 @@ def result_tables(results: Results) -> Iterator[RenderableType]:
         yield _cell_table(cells)
     if results.skipped:
         yield Text("\nNot measured", style="bold")
-        yield _skipped_table(results.skipped)
+        yield from _skipped_lines(results.skipped)
     notes = dict.fromkeys(note for cell in results.cells for note in cell.notes)
     for note in (*results.machine.notes, *notes):
         yield Text.assemble(("note: ", "dim"), note)
@@ -155,16 +155,11 @@ def _peer_row(cell: Cell) -> tuple[Text, ...]:
     return (name, time, ratio)
 
 
-def _skipped_table(skipped: Iterable[Skipped]) -> Padding:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False)
-    table.add_column("Workload", no_wrap=True)
-    table.add_column("What", no_wrap=True)
-    table.add_column("Why", overflow="fold", ratio=1)
+def _skipped_lines(skipped: Iterable[Skipped]) -> Iterator[RenderableType]:
+    """Say what was skipped, and below it why: a column beside it would be a few words wide."""
     for entry in skipped:
-        what = entry.peer or entry.backend
-        why = Text.assemble((f"{entry.status}: ", "yellow"), entry.reason)
-        table.add_row(Text(_workload_words(entry)), Text(what), why)
-    return Padding(table, 0)
+        yield Text(f"{_workload_words(entry)}  {entry.peer or entry.backend}")
+        yield Padding(Text.assemble((f"{entry.status}: ", "yellow"), entry.reason), (0, 0, 0, 4))
 
 
 def _workload_words(entry: Skipped) -> str:
