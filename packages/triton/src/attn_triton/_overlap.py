@@ -18,10 +18,10 @@ _MEASURED = ("hopper",)
 """Families where two streams were measured; elsewhere prompts come first, then decodes."""
 
 _LEAST_PER_UNIT = 1.5
-"""Programs of prompts per multiprocessor from which a step outside a graph takes longer on the
-device than its launches take the host, which a second stream makes 8 us more. On an H200, 24
-decodes up to 2,048 tokens with 1,024 new ones (1.9): 72 us one after the other, 64 beside each
-other, 58 of the host; with 512 (1.0) 56, 45 and 58."""
+"""Programs of prompts per multiprocessor from which a step outside a graph takes the device as long
+as its launches take the host, about 70 us and 5 more with a second stream. On an H200, 24 decodes up
+to 2,048 tokens with 1,024 new ones (1.9): 75 us in turn, 58 beside each other behind a busy device,
+74 and 75 in a loop of the host; with 512 (1.0) 56 and 44, but 56 and 75 in such a loop."""
 
 
 def overlaps(
@@ -30,7 +30,7 @@ def overlaps(
     """Return whether a step's decodes run beside its prompts.
 
     In a graph they always do: of 14 batches on an H200 none was slower, and the smallest took two
-    thirds of the time.
+    thirds of the time that both took in turn.
 
     Args:
         arch: of the device.
