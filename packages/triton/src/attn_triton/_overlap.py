@@ -19,9 +19,9 @@ _MEASURED = ("hopper",)
 
 _LEAST_PER_UNIT = 1.5
 """Programs of prompts per multiprocessor from which a step outside a graph takes the device as long
-as its launches take the host, about 70 us and 5 more with a second stream. On an H200, 24 decodes up
-to 2,048 tokens with 1,024 new ones (1.9): 75 us in turn, 58 beside each other behind a busy device,
-74 and 75 in a loop of the host; with 512 (1.0) 56 and 44, but 56 and 75 in such a loop."""
+as its launches take the host, about 70 us and 5 more with a second stream. On an H200, 24 decodes
+up to 2,048 tokens with 1,024 new ones (1.9): 75 us in turn, 58 beside each other behind a busy
+device, 74 and 75 in a loop of the host; with 512 (1.0) 56 and 44, but 56 and 75 in such a loop."""
 
 
 def overlaps(
