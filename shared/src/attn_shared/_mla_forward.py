@@ -24,13 +24,23 @@ if TYPE_CHECKING:
 __all__ = ["expanded", "gather_latents", "prefill_rows"]
 
 
-def gather_latents(kv_cache: Tensor, slots: Tensor) -> Tensor:
-    """Return the entries (n, latent_size) of some slots, as they are stored.
+def gather_latents(
+    kv_cache: Tensor, slots: Tensor, dtype: torch.dtype, scale: float | Tensor | None = None
+) -> Tensor:
+    """Return the entries (n, latent_size) of some slots.
 
     Args:
         kv_cache: (num_blocks, block_size, latent_size), any strides of blocks and tokens.
         slots: (n,) int64.
+        dtype: of the result.
+        scale: of an fp8 cache: entry = stored * scale; None: the cache is of another kind.
     """
+    stored = _gathered(kv_cache, slots)
+    return stored.to(dtype) if scale is None else dequantize_fp8(stored, scale, dtype)
+
+
+def _gathered(kv_cache: Tensor, slots: Tensor) -> Tensor:
+    """Return entries as they are stored."""
     raw = kv_cache.view(torch.uint8) if kv_cache.dtype.itemsize == 1 else kv_cache
     num_blocks, size, width = raw.shape
     per_block, per_token, _ = raw.stride()
@@ -154,10 +164,7 @@ def _with_context(
         earlier = _earlier(impl, layer, kv_cache, chunk)
         key, value = expanded(*earlier, weight, impl.spec, chunk.part.key_start_loc_cpu)
         found, sums = part.kernel.run(query[rows], key, value, chunk.part, returns_lse=True)
-        merged, merged_lse = impl.merge_states(
-            total[rows], total_lse[:, rows], found.float(), _required(sums)
-        )
-        total[rows], total_lse[:, rows] = merged, merged_lse
+        impl.merge_into(total[rows], total_lse[:, rows], found, _required(sums))
     return total, total_lse
 
 
@@ -167,10 +174,9 @@ def _earlier(
     """Return latent and rope part of a chunk's keys, in the compute dtype."""
     cache, dtype = _cache_spec(impl.spec), impl.spec.dtype
     cache.check(kv_cache)
-    stored = impl.gather_latents(kv_cache, chunk.slots)
-    if cache.quant_mode is KVQuantMode.FP8_PER_TENSOR:
-        stored = dequantize_fp8(stored, layer.k_scale, dtype)
-    entries = stored.to(dtype)
+    is_fp8 = cache.quant_mode is KVQuantMode.FP8_PER_TENSOR
+    scale = layer.k_scale if is_fp8 else None
+    entries = impl.gather_latents(kv_cache, chunk.slots, dtype, scale)
     return entries[:, : cache.kv_lora_rank], entries[:, cache.kv_lora_rank :]
 
 

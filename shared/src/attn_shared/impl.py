@@ -12,7 +12,7 @@ from attn_shared._mla_forward import gather_latents, prefill_rows
 from attn_shared.errors import InvalidInputError, MLAForwardError, UnsupportedOptionError
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.kv_write import concat_and_cache_mla, write_kv
-from attn_shared.merge import merge_attn_states
+from attn_shared.merge import merge_into
 from attn_shared.mla_metadata import require_mla_metadata
 from attn_shared.spec import LayerSpec
 
@@ -215,13 +215,15 @@ class MLAAttentionImpl(AttentionImplBase[M]):
         decode_type: what the backend's builder makes of decodes (`MLAMetadata.decode`).
 
     Attributes:
-        gather_latents: what reads earlier entries; another of its signature may take its place.
-        merge_states: what merges chunks of keys, likewise.
+        write_latents: what writes entries; another of its signature may take its place.
+        gather_latents: what reads earlier entries, likewise.
+        merge_into: what merges chunks of keys, likewise.
     """
 
     decode_type: ClassVar[type[Any]] = object
+    write_latents: Callable[..., None] = staticmethod(concat_and_cache_mla)
     gather_latents: Callable[..., torch.Tensor] = staticmethod(gather_latents)
-    merge_states: Callable[..., tuple[torch.Tensor, torch.Tensor]] = staticmethod(merge_attn_states)
+    merge_into: Callable[..., None] = staticmethod(merge_into)
 
     def check_metadata(self, metadata: M) -> None:
         """Refuse a step that another backend planned, before it changes a cache.
@@ -316,7 +318,7 @@ class MLAAttentionImpl(AttentionImplBase[M]):
         spec = self.spec.kv_cache_spec
         if not isinstance(spec, MLAAttentionSpec):
             raise UnsupportedOptionError("this layer has no latent cache to write.")
-        concat_and_cache_mla(kv_cache, spec, latent, rope, slot_mapping, scale=layer.k_scale)
+        self.write_latents(kv_cache, spec, latent, rope, slot_mapping, scale=layer.k_scale)
 
     @final
     @property

@@ -16,6 +16,7 @@ from attn_shared.quantization import quantize_fp8, quantize_int8_per_token_head
 
 __all__ = [
     "PAD_SLOT_ID",
+    "check_latent_write",
     "check_write",
     "concat_and_cache_mla",
     "gather_rows",
@@ -247,17 +248,50 @@ def concat_and_cache_mla(
             past the cache.
         UnsupportedOptionError: a format that is not written with torch.
     """
+    views = _checked_latents(kv_cache, spec, latent, rope, slot_mapping)
+    if len(slot_mapping) == 0:
+        return
+    places = _places(slot_mapping, spec.block_size, kv_cache.shape[0])
+    entry = torch.cat((latent[places.rows], rope[places.rows]), dim=-1).unsqueeze(1)
+    _put(views.key, places, _encode(spec, "scale", entry, scale)[0])
+
+
+def check_latent_write(
+    kv_cache: torch.Tensor,
+    spec: MLAAttentionSpec,
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    scale: float | torch.Tensor = 1.0,
+) -> KVViews:
+    """Refuse what `concat_and_cache_mla` refuses, for kernels that write in its place.
+
+    Takes its arguments, launches nothing, and returns the views of the cache.
+
+    Raises:
+        InvalidInputError: a shape, dtype, device or scale does not fit.
+        UnsupportedOptionError: a format that is not written.
+    """
+    views = _checked_latents(kv_cache, spec, latent, rope, slot_mapping)
+    _encode(spec, "scale", latent[:0].unsqueeze(1), scale)
+    return views
+
+
+def _checked_latents(
+    kv_cache: torch.Tensor,
+    spec: MLAAttentionSpec,
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> KVViews:
     require_kind("spec", spec, MLAAttentionSpec)
     views = spec.split(kv_cache)
     _check_slots(slot_mapping, kv_cache)
     num_tokens = len(slot_mapping)
     _check_rows("latent", latent, num_tokens, (spec.kv_lora_rank,), kv_cache)
     _check_rows("rope", rope, num_tokens, (spec.head_size - spec.kv_lora_rank,), kv_cache)
-    if num_tokens == 0:
-        return
-    places = _places(slot_mapping, spec.block_size, kv_cache.shape[0])
-    entry = torch.cat((latent[places.rows], rope[places.rows]), dim=-1).unsqueeze(1)
-    _put(views.key, places, _encode(spec, "scale", entry, scale)[0])
+    return views
 
 
 def _encode(

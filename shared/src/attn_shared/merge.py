@@ -19,7 +19,7 @@ from attn_shared._overlap import is_self_overlapping, overlaps
 from attn_shared.argument_checks import require_floats, require_list, require_tensor
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["check_merge", "merge_attn_states", "merge_many", "to_natural"]
+__all__ = ["check_merge", "merge_attn_states", "merge_into", "merge_many", "to_natural"]
 
 _LSE_DTYPES = (torch.float32, torch.float64)
 _OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -59,6 +59,23 @@ def merge_attn_states(
         output_lse=output_lse,
         checked=checked,
     )
+
+
+def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
+    """Merge a partial result into another, in place.
+
+    Args:
+        total: (T, H, D), any strides, written.
+        total_lse: (H, T), natural log, any strides, written.
+        found: (T, H, D) of any floating dtype; it is merged in total's.
+        found_lse: (H, T), of total_lse's dtype.
+
+    Raises:
+        InvalidInputError: as `merge_many`.
+    """
+    merged, lse = merge_attn_states(total, total_lse, found.to(total.dtype), found_lse)
+    total.copy_(merged)
+    total_lse.copy_(lse)
 
 
 def merge_many(

@@ -21,7 +21,7 @@ from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of, require_readable
 from attn_triton.tiles import Tile
 
-__all__ = ["LatentCalls"]
+__all__ = ["LatentCalls", "scale_of"]
 
 _LOG2E = math.log2(math.e)
 
@@ -103,7 +103,7 @@ class LatentCalls:
         if programs is None:
             require_readable(cache.dtype, query.device)
             programs = self._programs[key] = self._make(key)
-        scale, cache_scale = _scale_of(layer.k_scale, query.device)
+        scale, cache_scale = scale_of(layer.k_scale, query.device)
         lse_stride = 0 if lse is None else lse.stride(0)
         numbers = (*step.decode.numbers, lse_stride, self._scale, cache_scale)
         tensors = (query, kv_cache, *tiles, output, lse, *step.decode.tensors, scale)
@@ -179,7 +179,7 @@ def _kernel_of(route: LatentRoute) -> Any:
     return mla_decode
 
 
-def _scale_of(scale: float | Tensor, device: torch.device) -> tuple[Tensor | None, float]:
+def scale_of(scale: float | Tensor, device: torch.device) -> tuple[Tensor | None, float]:
     """Return the scale of a cache's entries as a tensor, or as a number where it is one.
 
     Raises:

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from attn_shared.dtypes import KVQuantMode
 from attn_shared.kv_cache import AttentionSpec
 from attn_shared.kv_write import check_write
 from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
-__all__ = ["write_kv"]
+__all__ = [
+    "Scale",
+    "WritePlan",
+    "WriteTarget",
+    "near_scale",
+    "plan_write",
+    "scale_facts",
+    "write_kv",
+]
 
 _FP8_CODES = {torch.float8_e4m3fn: 1, torch.float8_e4m3fnuz: 2, torch.float8_e5m2: 3}
 _PLAIN, _INT8 = 0, 4
@@ -30,11 +37,11 @@ _QUANTIZED_TILE_ELEMENTS = 1024
 _WIDEST = 16
 _MOST_PLANS = 1024
 
-_Scale = float | torch.Tensor
+Scale = float | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class WritePlan:
     """A launch for all calls whose tensors differ in addresses and numbers of tokens alone."""
 
     launch: AlignedLaunch
@@ -43,8 +50,52 @@ class _Plan:
     rows: int
     cache_dtype: torch.dtype
 
+    def run(
+        self,
+        kv_cache: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        k_scale: Scale,
+        v_scale: Scale,
+    ) -> None:
+        """Launch it on the current stream, for as many tokens as there are slots."""
+        if kv_cache.dtype is not self.cache_dtype:
+            kv_cache = kv_cache.view(self.cache_dtype)
+        num_rows = slot_mapping.numel() * self.num_heads
+        self.launch(
+            (-(-num_rows // self.rows), 1, 1),
+            (key, value, kv_cache, slot_mapping),
+            (near_scale(k_scale, kv_cache), near_scale(v_scale, kv_cache), num_rows, *self.strides),
+        )
 
-_PLANS: dict[tuple[object, ...], _Plan] = {}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTarget:
+    """A cache, in what the kernel depends on.
+
+    Attributes:
+        num_heads: heads of an entry.
+        block_size: tokens per block.
+        sizes: elements of a head's key and of its value.
+        strides: of blocks, tokens and heads, and from a key to its value, in elements.
+        dtype: of the elements.
+        has_inline_scales: each row of int8 has its scale beside it.
+        is_quantized: elements are narrower than what is written.
+        device: where the cache is.
+    """
+
+    num_heads: int
+    block_size: int
+    sizes: tuple[int, int]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    has_inline_scales: bool
+    is_quantized: bool
+    device: torch.device
+
+
+_PLANS: dict[tuple[object, ...], WritePlan] = {}
 
 
 def write_kv(
@@ -84,24 +135,17 @@ def write_kv(
         *(key_shape[1:], key.stride(), key.dtype, key.device),
         *(value_shape[1:], value.stride(), value.dtype, value.device),
         *(slot_mapping.dtype, slot_mapping.stride(), slot_mapping.device),
-        *(_scale_facts(k_scale), _scale_facts(v_scale)),
+        *(scale_facts(k_scale), scale_facts(v_scale)),
     )
     num_tokens = slot_mapping.numel()
     plan = _PLANS.get(facts)
     if plan is None or key_shape[0] < num_tokens or value_shape[0] < num_tokens:
         check_write(kv_cache, spec, key, value, slot_mapping, k_scale=k_scale, v_scale=v_scale)
         plan = _remember(facts, _plan(kv_cache, spec, key, value, slot_mapping, k_scale, v_scale))
-    if kv_cache.dtype is not plan.cache_dtype:
-        kv_cache = kv_cache.view(plan.cache_dtype)
-    num_rows = num_tokens * plan.num_heads
-    plan.launch(
-        (-(-num_rows // plan.rows), 1, 1),
-        (key, value, kv_cache, slot_mapping),
-        (_near(k_scale, kv_cache), _near(v_scale, kv_cache), num_rows, *plan.strides),
-    )
+    plan.run(kv_cache, key, value, slot_mapping, k_scale, v_scale)
 
 
-def _scale_facts(scale: _Scale) -> tuple[object, ...]:
+def scale_facts(scale: Scale) -> tuple[object, ...]:
     """Return what is checked about a scale; in device memory its contents are not looked at."""
     if not isinstance(scale, torch.Tensor):
         return scale == 1, 0 < scale < math.inf
@@ -110,14 +154,14 @@ def _scale_facts(scale: _Scale) -> tuple[object, ...]:
     return is_one, scale.shape, scale.stride(), scale.dtype, scale.device, alignment
 
 
-def _near(scale: _Scale, kv_cache: torch.Tensor) -> _Scale:
+def near_scale(scale: Scale, kv_cache: torch.Tensor) -> Scale:
     """Return a scale as the kernel takes it."""
     if isinstance(scale, torch.Tensor):
         return scale.to(kv_cache.device).contiguous()
     return float(scale)
 
 
-def _remember(facts: tuple[object, ...], plan: _Plan) -> _Plan:
+def _remember(facts: tuple[object, ...], plan: WritePlan) -> WritePlan:
     if len(_PLANS) >= _MOST_PLANS:
         _PLANS.clear()
     _PLANS[facts] = plan
@@ -130,49 +174,78 @@ def _plan(
     key: torch.Tensor,
     value: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_scale: _Scale,
-    v_scale: _Scale,
-) -> _Plan:
-    """Choose the widths of accesses and the constants of the kernel."""
+    k_scale: Scale,
+    v_scale: Scale,
+) -> WritePlan:
     views = spec.split(kv_cache)
     value_offset = int(views.value.storage_offset() - views.key.storage_offset())
-    cache_strides = (*map(int, views.key.stride()[:3]), value_offset)
-    cache_vector = vector_width(spec.dtype, cache_strides)
+    target = WriteTarget(
+        num_heads=spec.num_kv_heads,
+        block_size=spec.block_size,
+        sizes=(spec.head_size, spec.head_size_v),
+        strides=(*map(int, views.key.stride()[:3]), value_offset),
+        dtype=spec.dtype,
+        has_inline_scales=spec.has_inline_scales,
+        is_quantized=spec.is_quantized,
+        device=kv_cache.device,
+    )
+    return plan_write(target, key, value, slot_mapping, k_scale, v_scale)
+
+
+def plan_write(
+    target: WriteTarget,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: Scale,
+    v_scale: Scale,
+) -> WritePlan:
+    """Choose the widths of accesses and the constants of the kernel.
+
+    Args:
+        target: the cache.
+        key: (T, heads, key size), any strides.
+        value: (T, heads, value size), any strides.
+        slot_mapping: (T,) int64.
+        k_scale: of an fp8 cache's keys.
+        v_scale: likewise of its values.
+    """
+    cache_vector = vector_width(target.dtype, target.strides)
     # int8 entries start at multiples of 4 bytes: to read wider would move elements between threads.
-    most = cache_vector if spec.has_inline_scales else _WIDEST
+    most = cache_vector if target.has_inline_scales else _WIDEST
     key_step, key_vector, key_strides = _row_access(key, most)
     value_step, value_vector, value_strides = _row_access(value, most)
-    key_width, value_width = _power_of_two(spec.head_size), _power_of_two(spec.head_size_v)
-    elements = _QUANTIZED_TILE_ELEMENTS if spec.is_quantized else _TILE_ELEMENTS
+    key_width, value_width = map(_power_of_two, target.sizes)
+    elements = _QUANTIZED_TILE_ELEMENTS if target.is_quantized else _TILE_ELEMENTS
     rows = max(1, elements // max(key_width, value_width))
     constants = {
-        "HEADS": spec.num_kv_heads,
-        "BLOCK_SIZE": spec.block_size,
+        "HEADS": target.num_heads,
+        "BLOCK_SIZE": target.block_size,
         "ROWS": rows,
-        "KEY_SIZE": spec.head_size,
+        "KEY_SIZE": target.sizes[0],
         "KEY_WIDTH": key_width,
         "KEY_STEP": key_step,
         "KEY_VECTOR": key_vector,
-        "VALUE_SIZE": spec.head_size_v,
+        "VALUE_SIZE": target.sizes[1],
         "VALUE_WIDTH": value_width,
         "VALUE_STEP": value_step,
         "VALUE_VECTOR": value_vector,
         "CACHE_VECTOR": cache_vector,
-        "STORED": _stored(spec),
+        "STORED": _INT8 if target.has_inline_scales else _FP8_CODES.get(target.dtype, _PLAIN),
         "K_SCALE": _scale_kind(k_scale),
         "V_SCALE": _scale_kind(v_scale),
     }
-    return _Plan(
+    return WritePlan(
         launch=AlignedLaunch(_launcher(tuple(constants.items()))),
         strides=(
             *slot_mapping.stride(),
             *key_strides,
             *value_strides,
-            *(stride // cache_vector for stride in cache_strides),
+            *(stride // cache_vector for stride in target.strides),
         ),
-        num_heads=spec.num_kv_heads,
+        num_heads=target.num_heads,
         rows=rows,
-        cache_dtype=_kernel_dtype(spec.dtype, kv_cache.device),
+        cache_dtype=_kernel_dtype(target.dtype, target.device),
     )
 
 
@@ -189,13 +262,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _stored(spec: AttentionSpec) -> int:
-    if spec.quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD:
-        return _INT8
-    return _FP8_CODES.get(spec.dtype, _PLAIN)
-
-
-def _scale_kind(scale: _Scale) -> int:
+def _scale_kind(scale: Scale) -> int:
     if not isinstance(scale, torch.Tensor):
         return _NUMBER
     return _ONE_ELEMENT if scale.numel() == 1 else _PER_HEAD

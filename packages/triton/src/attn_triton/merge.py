@@ -15,7 +15,7 @@ from attn_shared.gradients import require_no_gradients
 from attn_shared.merge import check_merge
 from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
-__all__ = ["merge_attn_states"]
+__all__ = ["merge_attn_states", "merge_into"]
 
 _TILE_ELEMENTS = 2048
 _MOST_PLANS = 1024
@@ -112,15 +112,44 @@ def merge_attn_states(
     if output_lse is None:
         output_lse = torch.empty_like(lse_a, memory_format=torch.contiguous_format)
     if plan is None:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[facts] = _plan((*outputs, output), (*lses, output_lse))
+        plan = _plan((*outputs, output), (*lses, output_lse))
+        _remember(facts, plan)
     plan.launch(
         plan.grid,
         (output_a, lse_a, output_b, lse_b, output, output_lse),
         plan.rest,
     )
     return output, output_lse
+
+
+def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
+    """Merge a partial result into another in place, on the current stream; see `merge_attn_states`.
+
+    Args:
+        total: (T, H, D), any strides in which no element lies twice, written.
+        total_lse: (H, T), natural log, likewise.
+        found: (T, H, D) of any floating dtype; it is merged in total's. It shares no memory with
+            total.
+        found_lse: (H, T) of total_lse's dtype.
+
+    Raises:
+        InvalidInputError: shapes or devices differ.
+    """
+    facts = ("into", *map(_facts, (total, total_lse, found, found_lse)))
+    plan = _PLANS.get(facts)
+    if plan is None:
+        check_merge((total, found.to(total.dtype)), (total_lse, found_lse))
+        # A program reads what it writes before, and nobody else does.
+        plan = _plan((total, found, total), (total_lse, found_lse, total_lse))
+        _remember(facts, plan)
+    tensors = (total, total_lse, found, found_lse, total, total_lse)
+    plan.launch(plan.grid, tensors, plan.rest)
+
+
+def _remember(facts: tuple[object, ...], plan: _Plan) -> None:
+    if len(_PLANS) >= _MOST_PLANS:
+        _PLANS.clear()
+    _PLANS[facts] = plan
 
 
 def _facts(tensor: Tensor | None) -> tuple[object, ...] | None:

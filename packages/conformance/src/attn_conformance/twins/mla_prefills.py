@@ -60,10 +60,9 @@ class MergesByHalves(MLATwin):
 
     class impl(MLAReferenceImpl):
         @staticmethod
-        def merge_states(
-            output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return (output_a + output_b) / 2, torch.logaddexp(lse_a, lse_b)
+        def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, lse: Tensor) -> None:
+            total.add_(found).div_(2)
+            torch.logaddexp(total_lse, lse, out=total_lse)
 
 
 class PrefillRowsFromTheTop(MLATwin):

@@ -25,8 +25,10 @@ from attn_triton._latent_calls import LatentCalls
 from attn_triton._latent_capability import MLA_CAPABILITY, MLA_NAME
 from attn_triton._latent_metadata import TritonMLADecode
 from attn_triton.ahead import TritonCompiler
+from attn_triton.latent_gather import gather_latents
 from attn_triton.latent_paths import latent_paths_of
-from attn_triton.merge import merge_attn_states
+from attn_triton.latent_write import concat_and_cache_mla
+from attn_triton.merge import merge_into
 from attn_triton.paged import load_triton
 
 if TYPE_CHECKING:
@@ -85,7 +87,9 @@ class TritonMLAImpl(MLAAttentionImpl[MLAMetadata[TritonMLADecode]]):
 
     can_return_lse = True
     decode_type = TritonMLADecode
-    merge_states = staticmethod(merge_attn_states)
+    write_latents = staticmethod(concat_and_cache_mla)
+    gather_latents = staticmethod(gather_latents)
+    merge_into = staticmethod(merge_into)
 
     def __init__(self, spec: LayerSpec) -> None:
         """Build from the layer's description.

@@ -28,6 +28,7 @@ from attn_shared.mla_paths import decode_path, heads_because
 from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.workspace import Workspace
+from attn_triton.portable import take_latent_kernels
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -140,6 +141,7 @@ class CutlassMLAImpl(VendorMLAImpl[CutlassMLADecode]):
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the operator; see `VendorMLAImpl`."""
         super().__init__(spec, DEVICES, NAME)
+        take_latent_kernels(self, self.loaded.device)
         self._call = CutlassMLACall(spec, self.dims.kv_lora_rank)
 
     def decode(

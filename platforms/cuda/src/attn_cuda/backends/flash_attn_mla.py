@@ -31,6 +31,7 @@ from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.served import require_block_table
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import Buffers, is_captured
+from attn_triton.portable import take_latent_kernels
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -219,6 +220,7 @@ class FlashAttnMLAImpl(VendorMLAImpl[FlashAttnMLADecode]):
     def __init__(self, spec: LayerSpec) -> None:
         """Resolve the build, and bind its call; see `VendorMLAImpl`."""
         super().__init__(spec, DEVICES, NAME)
+        take_latent_kernels(self, self.loaded.device)
         self.provider = _provider()
         self._call = FlashAttnMLACall(self.provider, spec, self.dims.kv_lora_rank)
 

@@ -34,7 +34,7 @@ from attn_shared.request import AttentionRequest, MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
 from attn_shared.workspace import Workspace
-from attn_triton.portable import portable_for
+from attn_triton.portable import portable_for, take_latent_kernels
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -207,6 +207,7 @@ class FlashInferMLAImpl(VendorMLAImpl[FlashInferMLADecode]):
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the library's call; see `VendorMLAImpl`."""
         super().__init__(spec, DEVICES, NAME)
+        take_latent_kernels(self, self.loaded.device)
         self._trtllm: TrtllmMLA | None = None
         if is_blackwell(self.loaded.device):
             self._trtllm = TrtllmMLA(vendor.interface(), spec, self.dims)

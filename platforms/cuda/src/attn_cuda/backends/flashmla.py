@@ -35,6 +35,7 @@ from attn_shared.mla_paths import decode_path
 from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_shared.step_buffers import is_captured
+from attn_triton.portable import take_latent_kernels
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -157,6 +158,7 @@ class FlashMLAImpl(VendorMLAImpl[FlashMLADecode]):
     def __init__(self, spec: LayerSpec) -> None:
         """Bind the library's call; see `VendorMLAImpl`."""
         super().__init__(spec, DEVICES, NAME)
+        take_latent_kernels(self, self.loaded.device)
         self._call = FlashMLACall(spec, self.dims.kv_lora_rank)
         self._descales = Descales(1, spec.num_heads)
 

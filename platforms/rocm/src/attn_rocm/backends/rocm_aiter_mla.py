@@ -28,6 +28,7 @@ from attn_shared.mla_metadata import MLAQuerySupport
 from attn_shared.mla_paths import decode_path, heads_because
 from attn_shared.request import AttentionRequest
 from attn_shared.spec import BuildConfig, LayerSpec
+from attn_triton.portable import take_latent_kernels
 
 if TYPE_CHECKING:
     from attn_shared.inventory import Inventory
@@ -136,6 +137,7 @@ class AiterMLAImpl(VendorMLAImpl[TokenStep]):
         there = DEVICES.serving(spec).capability
         has_lse = there.lse is not Support.NO
         super().__init__(spec, DEVICES, LATENTS, can_return_lse=has_lse)
+        take_latent_kernels(self, self.loaded.device)
         self._call = AiterMLACall(spec, self.dims.kv_lora_rank)
         self._scales = Scales()
 
