@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,12 @@ from torch.nn.functional import linear
 from attn_shared.dtypes import KVQuantMode
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec
-from attn_shared.mla_metadata import ContextChunk, MLAPrefillMetadata, require_mla_metadata
+from attn_shared.mla_metadata import (
+    ContextChunk,
+    MLAPrefillMetadata,
+    RaggedPart,
+    require_mla_metadata,
+)
 from attn_shared.quantization import dequantize_fp8, quantize_fp8
 from attn_shared.request import MLADims
 from attn_shared.spec import LayerSpec
@@ -20,6 +26,7 @@ from attn_shared.tensor_checks import check_rows
 
 if TYPE_CHECKING:
     from attn_shared.impl import MLAAttentionImpl, MLALayer
+    from attn_shared.mla_prefill import MLAPrefill
 
 __all__ = ["expanded", "gather_latents", "prefill_rows"]
 
@@ -56,33 +63,42 @@ def _gathered(kv_cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def expanded(
-    latent: Tensor, rope: Tensor, kv_b_proj: Tensor, spec: LayerSpec, starts: Tensor
+    latent: Tensor, kv_b_proj: Tensor, spec: LayerSpec, starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return key (n, H, nope + rope) and value (n, H, Dv), a view, of entries of the cache.
+    """Return keys without rope part (n, H, nope) and values (n, H, Dv), views, of latents.
 
     A product's rounding may depend on its number of rows; in batch-invariant mode each request's
     entries are therefore expanded by themselves.
 
     Args:
         latent: (n, kv_lora_rank).
-        rope: (n, qk_rope_head_dim).
         kv_b_proj: (H * (qk_nope_head_dim + v_head_dim), kv_lora_rank).
         spec: of the layer.
         starts: (B + 1,) on the host, prefix sums of each request's entries.
     """
-    dims = spec.mla or MLADims()
-    nope, num_heads = dims.qk_nope_head_dim, spec.num_heads
+    nope = (spec.mla or MLADims()).qk_nope_head_dim
     if spec.batch_invariant:
         up = latent.new_empty(len(latent), len(kv_b_proj))
         for start, stop in pairwise(starts.tolist()):
             up[start:stop] = linear(latent[start:stop].clone(), kv_b_proj)
     else:
         up = linear(latent, kv_b_proj)
-    up = up.view(len(latent), num_heads, -1)
-    key = up.new_empty(len(latent), num_heads, nope + dims.qk_rope_head_dim)
-    key[..., :nope] = up[..., :nope]
-    key[..., nope:] = rope.unsqueeze(1)
-    return key, up[..., nope:]
+    up = up.view(len(latent), spec.num_heads, -1)
+    return up[..., :nope], up[..., nope:]
+
+
+def _attend(
+    kernel: MLAPrefill,
+    query: Tensor,
+    entries: tuple[Tensor, Tensor],
+    weight: Tensor,
+    spec: LayerSpec,
+    part: RaggedPart,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Expand entries, latent and rope part, and attend to them; `options` are the kernel's."""
+    nope, value = expanded(entries[0], weight, spec, part.key_start_loc_cpu)
+    return kernel.run_apart(query, nope, entries[1], value, part, **options)
 
 
 def prefill_rows(
@@ -111,11 +127,12 @@ def prefill_rows(
         result, sums = _with_context(impl, layer, query[:num_rows], entries, weight, kv_cache, part)
         output[:num_rows].copy_(result)
     else:
-        key, value = expanded(*entries, weight, spec, part.new.key_start_loc_cpu)
-        result, sums = part.kernel.run(
+        result, sums = _attend(
+            part.kernel,
             query[:num_rows],
-            key,
-            value,
+            entries,
+            weight,
+            spec,
             part.new,
             output=output[:num_rows],
             # A kernel may compute otherwise for an LSE, which company with earlier keys asks for.
@@ -156,14 +173,13 @@ def _with_context(
     part: MLAPrefillMetadata,
 ) -> tuple[Tensor, Tensor]:
     """Attend to the step's own keys and then to each chunk; return float32 output and LSE."""
-    key, value = expanded(*entries, weight, impl.spec, part.new.key_start_loc_cpu)
-    result, sums = part.kernel.run(query, key, value, part.new, returns_lse=True)
+    attend = partial(_attend, part.kernel, weight=weight, spec=impl.spec, returns_lse=True)
+    result, sums = attend(query, entries, part=part.new)
     total, total_lse = result.float(), _required(sums).contiguous()
     for chunk in part.context:
         rows = chunk.rows
         earlier = _earlier(impl, layer, kv_cache, chunk)
-        key, value = expanded(*earlier, weight, impl.spec, chunk.part.key_start_loc_cpu)
-        found, sums = part.kernel.run(query[rows], key, value, chunk.part, returns_lse=True)
+        found, sums = attend(query[rows], earlier, part=chunk.part)
         impl.merge_into(total[rows], total_lse[:, rows], found, _required(sums))
     return total, total_lse
 

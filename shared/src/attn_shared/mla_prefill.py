@@ -112,6 +112,37 @@ class MLAPrefill(ABC):
             strides, or None where it was not asked for.
         """
 
+    def run_apart(
+        self,
+        query: Tensor,
+        nope: Tensor,
+        rope: Tensor,
+        value: Tensor,
+        part: RaggedPart,
+        *,
+        output: Tensor | None = None,
+        returns_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with keys whose rope part lies apart, one for all heads; here they become whole.
+
+        Args:
+            query: as in `run`.
+            nope: (Tk, H, qk_nope_head_dim), a view: only its last dimension is dense.
+            rope: (Tk, qk_rope_head_dim).
+            value: as in `run`, as what follows.
+            part: likewise.
+            output: likewise.
+            returns_lse: likewise.
+
+        Returns:
+            What `run` returns.
+        """
+        width = nope.shape[2]
+        key = nope.new_empty(*nope.shape[:2], width + rope.shape[1])
+        key[..., :width] = nope
+        key[..., width:] = rope.unsqueeze(1)
+        return self.run(query, key, value, part, output=output, returns_lse=returns_lse)
+
 
 def prefill_capability(
     devices: tuple[DeviceLimit, ...],

@@ -18,7 +18,7 @@ from attn_triton.launch import AlignedLaunch, Launcher
 from attn_triton.machine import Machine
 from attn_triton.prompt_tiles import section_heads
 
-__all__ = ["PromptPlanner"]
+__all__ = ["PromptPlanner", "block_listing"]
 
 _PROGRAMS_PER_UNIT = 2  # that the shapes for heads of 128 leave room for
 
@@ -137,12 +137,18 @@ class PromptPlanner:
             grid.decode_tokens,
             grid.kind.tile.rows,
         )
-        launch = _listing(self._is_cache_free, most_requests)
+        launch = block_listing(self._is_cache_free, most_requests)
         launch((1, 1, 1), (grid.blocks, query_starts, lens), numbers)
 
 
 @functools.cache
-def _listing(is_prefix: bool, block: int) -> AlignedLaunch:
+def block_listing(is_prefix: bool, block: int) -> AlignedLaunch:
+    """Return what lists the blocks of steps of at most `block` requests.
+
+    Args:
+        is_prefix: keys come with the call.
+        block: a power of two.
+    """
     from attn_triton.kernels.blocks import plan_blocks
 
     return AlignedLaunch(Launcher(plan_blocks, {"PREFIX": is_prefix, "BLOCK_B": block}))

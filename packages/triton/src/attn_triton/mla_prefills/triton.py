@@ -14,6 +14,7 @@ from attn_shared.arch import Arch
 from attn_shared.capability import Capability, DeviceLimit, Reason, Rule, Support
 from attn_shared.device import DeviceFacts, Vendor
 from attn_shared.dtypes import COMPUTE_DTYPES, dtype_name
+from attn_shared.kernel_paths import KernelPath
 from attn_shared.mla_metadata import RaggedPart
 from attn_shared.mla_prefill import MLAPrefill, prefill_capability
 from attn_shared.request import AttentionRequest, MLADims
@@ -21,8 +22,12 @@ from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton._builder import planning
 from attn_triton._steps import plan_ints
 from attn_triton._visibility import visibility_of
+from attn_triton.kernel_paths import arch_of
+from attn_triton.latent_paths import has_gluon_in
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of
+from attn_triton.mla_prompt_tiles import plain_because
+from attn_triton.mla_prompts import HopperPrompts, PromptBlocks
 from attn_triton.paged import load_triton
 from attn_triton.tiles import (
     Tile,
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["TritonPrefill"]
 
 _LOG2E = math.log2(math.e)
+_PLAIN = "the portable kernel, by blocks of query rows"
+_HOPPER = "the kernel for Hopper, in Gluon"
 _UNUSED_TILE = 64  # of the decode kernel, of whose items there are none
 
 
@@ -90,6 +97,14 @@ def _tile(arch: Arch, widths: Widths) -> Tile:
     return tile
 
 
+def _has_gluon(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    from attn_triton.kernels.compiling import has_gluon
+
+    return has_gluon()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Blocks:
     """Blocks of query rows of one part.
@@ -104,18 +119,23 @@ class _Blocks:
 
 
 class TritonPrefill(MLAPrefill):
-    """Blocks of query rows, by the kernel that prefills ordinary heads without a cache."""
+    """Blocks of query rows, by a kernel of their own on Hopper, else by that of ordinary heads."""
 
     name = "TRITON"
     attn_api = ">=1,<2"
     vendor_libraries = ("triton",)
-    description = "portable Triton kernel for prompts; any widths"
+    description = "Triton kernels for prompts: portable for any widths, and one for Hopper"
 
     def __init__(self, spec: LayerSpec, config: BuildConfig, device: torch.device) -> None:
         """Keep what every step needs."""
         super().__init__(spec, config, device)
-        self._widths = _widths(spec.mla or MLADims(), spec.dtype)
-        self._tile = _tile(machine_of(device).arch, self._widths)
+        dims, machine = spec.mla or MLADims(), machine_of(device)
+        self._widths = _widths(dims, spec.dtype)
+        self._tile = _tile(machine.arch, self._widths)
+        self._nope = dims.qk_nope_head_dim
+        self._hopper: HopperPrompts | None = None
+        if plain_because(machine.arch, dims, spec.dtype, has_gluon=_has_gluon(device)) is None:
+            self._hopper = HopperPrompts(spec, config, device, machine)
         self._programs: dict[tuple[object, ...], AddressedLaunch] = {}
 
     @classmethod
@@ -132,8 +152,22 @@ class TritonPrefill(MLAPrefill):
         """
         load_triton()
 
-    def prepare(self, part: RaggedPart) -> _Blocks:
+    @classmethod
+    def kernel_paths(
+        cls, request: AttentionRequest, device: DeviceFacts, inventory: Inventory
+    ) -> tuple[KernelPath, ...]:
+        """Return which of the two kernels prefills."""
+        dims, arch = request.mla or MLADims(), arch_of(device)
+        why = plain_because(arch, dims, request.dtype, has_gluon=has_gluon_in(inventory))
+        if why is not None:
+            return (KernelPath(rows="prefills", kernel=_PLAIN, why=why),)
+        why = f"widths of 128, 64 and 128 in 16 bits on {arch.canonical}"
+        return (KernelPath(rows="prefills", kernel=_HOPPER, why=why),)
+
+    def prepare(self, part: RaggedPart) -> _Blocks | PromptBlocks:
         """Have the device compute where each request's blocks begin."""
+        if self._hopper is not None:
+            return self._hopper.prepare(part)
         starts: list[int] = part.query_start_loc_cpu.tolist()
         rows, num_reqs = self._tile.rows, len(starts) - 1
         size = plan_ints(0, num_reqs)
@@ -156,6 +190,11 @@ class TritonPrefill(MLAPrefill):
         returns_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; see `MLAPrefill.run`."""
+        if self._hopper is not None:
+            nope, rope = key[..., : self._nope], key[..., self._nope :]
+            return self._hopper.run(
+                query, nope, rope, value, part, output=output, returns_lse=returns_lse
+            )
         if output is None or output.stride(2) != 1:
             output = query.new_empty(*query.shape[:2], value.shape[-1])
         lse = None
@@ -179,6 +218,23 @@ class TritonPrefill(MLAPrefill):
             ),
         )
         return output, lse
+
+    def run_apart(
+        self,
+        query: Tensor,
+        nope: Tensor,
+        rope: Tensor,
+        value: Tensor,
+        part: RaggedPart,
+        *,
+        output: Tensor | None = None,
+        returns_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; see `MLAPrefill.run_apart`. The kernel for Hopper needs no whole keys."""
+        attend, last = super().run_apart, rope
+        if self._hopper is not None:
+            attend, last = self._hopper.run, rope.unsqueeze(1)
+        return attend(query, nope, last, value, part, output=output, returns_lse=returns_lse)
 
     def _make(self, strides: tuple[tuple[int, ...], ...], *, is_causal: bool) -> AddressedLaunch:
         from attn_triton.kernels.prefill import prefill
