@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from layer_cases import BLOCK
 
+from attn_shared._ranks_layer import require_ranks_step
 from attn_shared.accuracy import check_against_reference, eager_mla_decode
 from attn_shared.backend import (
     AttentionBackend,
@@ -27,9 +28,19 @@ from attn_shared.ranks import ContextParallel
 from attn_shared.reference import mla_decode
 from attn_shared.request import MLADims
 from attn_shared.sharded_batch import sharded_batch
+from attn_shared.spec import BuildConfig
 
 DIMS = MLADims(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
 HEADS, SCALE = 3, 0.3
+GATHERED = {
+    f"mla {backend} {dcp} {interleave} {size}": (backend, dcp, interleave, size)
+    for backend, dcp, interleave, size in (
+        ("TORCH_MLA", 2, 1, 2**28),
+        ("TORCH_MLA", 4, 4, 2**28),
+        ("TORCH_MLA", 2, 4, 20_000),  # chunks of a few blocks
+        ("TORCH_MLA", 4, 1, 20_000),
+    )
+}
 CASES = {f"mla {dcp} {interleave}": (dcp, interleave) for dcp in (2, 4) for interleave in (1, 4)}
 QUERY_LENS, SEQ_LENS = (1, 3, 40, 1, 9), (18, 3, 61, 0, 100)
 
@@ -169,3 +180,68 @@ def run(group: dist.ProcessGroup, interleave: int) -> str:
     exact, eager = mla_attention(*arguments, **call), eager_mla_attention(*arguments, **call)
     report = check_against_reference(output, lse, exact, eager, dtype=torch.float32)
     return "" if report.ok else f"forward: {report}"
+
+
+def run_gathered(group: dist.ProcessGroup, backend: str, interleave: int, workspace: int) -> str:
+    """Return what is wrong with prefills that gather latents; "" if nothing is.
+
+    The same request lengths come in another order, and in a second step whose prompts are chunks.
+    """
+    place = ContextParallel(dcp_group=group, interleave=interleave)
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(place.dcp_size, HEADS * 16, DIMS.kv_lora_rank, generator=generator)
+    attn = MLAAttention(
+        num_heads=HEADS,
+        kv_b_proj=weights[place.dcp_rank],
+        scale=SCALE,
+        dims=DIMS,
+        dtype=torch.float32,
+        backend=backend,
+        prefill="TORCH_SDPA",
+        block_size=BLOCK,
+        context_parallel=place,
+        config=BuildConfig(mla_workspace_bytes=workspace),
+    )
+    assert attn.prefill_selection is not None
+    steps = [((40, 1, 3, 0, 25), (40, 1, 3, 0, 25)), ((9, 1, 30, 12, 1), (49, 2, 33, 12, 26))]
+    entries = torch.randn(5, 49, DIMS.latent_size, generator=generator)
+    table = torch.randperm(35, generator=generator).view(5, 7).int()
+    whole, shard = attn.allocate(35), attn.allocate(35)
+    for query_lens, seq_lens in steps:
+        new = torch.cat(
+            [
+                entries[row, stop - length : stop]
+                for row, (length, stop) in enumerate(zip(query_lens, seq_lens, strict=True))
+            ]
+        )
+        latent, rope = new.split([DIMS.kv_lora_rank, DIMS.qk_rope_head_dim], dim=1)
+        common = sharded_batch(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            block_table=table,
+            block_size=BLOCK,
+            place=place,
+        )
+        starts, lens = common.query_start_loc, common.seq_lens
+        slots = slot_mapping_for(table, starts, lens, BLOCK)
+        concat_and_cache_mla(whole, attn.kv_cache_spec, latent, rope, slots)
+        heads = torch.randn(place.dcp_size, len(new), HEADS, 12, generator=generator)
+        plan = attn.plan(common)
+        gathered = require_ranks_step(plan.metadata).gathered
+        long = sum(length for length in query_lens if length > 8)
+        if gathered is None or gathered.num_prefill_tokens < long:
+            return f"{long} rows are longer than a decode, and the step has {gathered}"
+        query, lse = heads[place.dcp_rank], torch.zeros(HEADS, len(new))
+        output = attn.forward(query, latent, rope, shard, plan, lse=lse)
+        arguments = query, whole, weights[place.dcp_rank], DIMS
+        call: dict[str, Any] = {
+            "scale": SCALE,
+            "query_start_loc": starts,
+            "seq_lens": lens,
+            "block_table": table,
+        }
+        exact, eager = mla_attention(*arguments, **call), eager_mla_attention(*arguments, **call)
+        report = check_against_reference(output, lse, exact, eager, dtype=torch.float32)
+        if not report.ok:
+            return f"lengths {query_lens}: {report}"
+    return ""

@@ -478,6 +478,9 @@ def main(rank: int, folder: Path) -> None:
             results[name] = f"{type(error).__name__}: {error}"
     for name, (dcp, interleave) in layer_mla.CASES.items():
         results[name] = layer_mla.run(groups[f"dcp {dcp} 1"], interleave)
+    for name, (backend, dcp, interleave, size) in layer_mla.GATHERED.items():
+        group = groups[f"dcp {dcp} 1"]
+        results[name] = layer_mla.run_gathered(group, backend, interleave, size)
     results["invariance"] = invariance(groups)
     results["replays"] = replays(groups)
     results["refusals"] = refusals(rank, groups)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from layer_cases import cases
 
-CASES = [*cases(), *layer_mla.CASES]
+CASES = [*cases(), *layer_mla.CASES, *layer_mla.GATHERED]
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),

@@ -18,6 +18,7 @@ from attn_cuda.mla_prefills.flash_attn import FlashAttnPrefill
 from attn_cuda.mla_prefills.flashinfer import FlashInferPrefill
 from attn_cuda.mla_prefills.trtllm_ragged import TrtllmRaggedPrefill
 from attn_cuda.platform import CudaPlatform
+from attn_cuda.priorities import MLA_PREFILL_PRIORITIES
 from attn_shared import reference
 from attn_shared.accuracy import check_against_reference, eager_varlen_attention
 from attn_shared.device import preset
@@ -25,6 +26,7 @@ from attn_shared.errors import VendorMissingError
 from attn_shared.inventory import Inventory, probe, scan
 from attn_shared.mla_context import ragged_part
 from attn_shared.mla_prefill import MLAPrefill, prefill_request
+from attn_shared.ranking import rank
 from attn_shared.reference import AttentionOptions
 from attn_shared.request import MLADims
 from attn_shared.spec import BuildConfig, LayerSpec
@@ -192,3 +194,21 @@ def test_it_says_what_prefills(name: str) -> None:
     assert path.rows == "prefills"
     assert kernel in path.kernel
     assert why in path.why
+
+
+def test_a_device_that_is_not_for_it_is_the_one_reason() -> None:
+    capability = FlashAttnPrefill.capability(preset("genericcpu"), Inventory())
+    reasons = capability.check(prefill_request(latent_request()), preset("genericcpu"))
+    assert [reason.code for reason in reasons] == ["device"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_ahead"),
+    [({}, True), ({"dtype": torch.float32}, False), ({"mla": MLADims(v_head_dim=192)}, False)],
+)
+def test_triton_prefills_deepseeks_widths_before_torch_on_hopper(
+    fields: dict[str, Any], is_ahead: bool
+) -> None:
+    asked = prefill_request(latent_request(**{"dtype": torch.bfloat16, **fields}))
+    order = [each.name for each in rank(MLA_PREFILL_PRIORITIES, asked, preset("h200"))]
+    assert (order.index("TRITON") < order.index("TORCH_SDPA")) is is_ahead

@@ -224,13 +224,17 @@ class DcpLayer:
             RanksDisagreeError: another rank has another batch; looked at in the first step and, in
                 checked mode, in every one.
         """
-        self._check_shares(common)
-        if self.is_checked or not self._was_compared:
-            self._compare_batches(common)
+        self.check_batch(common)
         planned = [
             (part, self.built(part.window)[1].build(0, part.common)) for part in self._parts(common)
         ]
         return self._step(common, planned)
+
+    def check_batch(self, common: CommonAttentionMetadata) -> None:
+        """Refuse shares that are not this rank's, and a batch that others have not; see `plan`."""
+        self._check_shares(common)
+        if self.is_checked or not self._was_compared:
+            self._compare_batches(common)
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> DcpStep:
         """Prepare a step whose tensors stay where they are, for `refresh`.

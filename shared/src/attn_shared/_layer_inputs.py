@@ -21,7 +21,7 @@ from attn_shared.errors import (
 from attn_shared.kv_cache import KVCacheSpec
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ranks import ContextParallel
-from attn_shared.request import AttentionRequest, AttentionType
+from attn_shared.request import AttentionRequest, AttentionType, MLADims
 from attn_shared.selection import Policy
 from attn_shared.spec import BuildConfig
 
@@ -34,6 +34,7 @@ __all__ = [
     "check_options",
     "check_places",
     "device_of",
+    "dims_of",
     "group_sizes",
     "per_head",
     "policy_of",
@@ -86,6 +87,23 @@ def device_of(device: object) -> torch.device:
             hint = "`attn select --device` answers for a preset; a layer runs where torch has one."
         raise InvalidRequestError.for_field("device", device, _DEVICES, hint=hint) from error
     raise InvalidRequestError.for_field("device", device, _DEVICES)
+
+
+def dims_of(dims: object, options: Mapping[str, object]) -> MLADims:
+    """Return the widths; refuse fields of a request that follow from them.
+
+    Raises:
+        InvalidRequestError: they are no `MLADims`, or such a field was passed.
+    """
+    if dims is not None and not isinstance(dims, MLADims):
+        raise InvalidRequestError.for_field("dims", dims, "an MLADims, or None for DeepSeek's")
+    for name in ("num_kv_heads", "head_size", "head_size_v", "mla"):
+        if name in options:
+            raise InvalidRequestError(
+                f"{name}={options[name]} is not set by hand: it follows from dims.",
+                hint="pass dims=MLADims(...).",
+            )
+    return dims or MLADims()
 
 
 def policy_of(backend: object, name: str = "backend") -> Policy:

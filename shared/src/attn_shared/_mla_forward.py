@@ -193,6 +193,8 @@ def _earlier(
     is_fp8 = cache.quant_mode is KVQuantMode.FP8_PER_TENSOR
     scale = layer.k_scale if is_fp8 else None
     entries = impl.gather_latents(kv_cache, chunk.slots, dtype, scale)
+    if chunk.exchange is not None:
+        entries = chunk.exchange(entries)
     return entries[:, : cache.kv_lora_rank], entries[:, cache.kv_lora_rank :]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from attn_shared._dcp_batch import Shard
 from attn_shared._dcp_layer import Build, Call, DcpLayer, DcpStep, call_forward
 from attn_shared._pcp_layer import PcpGroup
 from attn_shared.capability import Capability, Support
@@ -37,6 +38,7 @@ class RanksStep:
         sharded: the step over a sharded cache, or None.
         metadata: the backend's own, where the cache is whole.
         token_order: (T_r,) int64: the order of rows that the backend needs, or None.
+        gathered: prefills over latents, behind the rows of `common`: `MLAMetadata`, or None.
     """
 
     whole: CommonAttentionMetadata
@@ -45,6 +47,7 @@ class RanksStep:
     sharded: DcpStep | None
     metadata: Any
     token_order: Tensor | None
+    gathered: Any = None
 
 
 def require_ranks_step(metadata: object) -> RanksStep:
@@ -160,6 +163,28 @@ class RanksLayer:
             metadata=metadata,
             token_order=order,
         )
+
+    def check_batch(self, common: CommonAttentionMetadata) -> None:
+        """Refuse a batch that is not served, or that another rank has not; see `plan`."""
+        self._refuse_unserved(common)
+        if self._dcp is not None:
+            self._dcp.check_batch(common)
+
+    @property
+    def shard(self) -> Shard:
+        """What this rank holds of each sequence.
+
+        Raises:
+            TypeError: the cache is not sharded.
+        """
+        if self._dcp is None:
+            raise TypeError("this layer's cache is whole on every rank")
+        return self._dcp.shard
+
+    @property
+    def group(self) -> Any:
+        """The ranks that share the cache."""
+        return self.place.dcp_group
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> RanksStep:
         """Prepare a step whose tensors stay where they are.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,11 @@ from attn_shared._layer_inputs import (
     check_config,
     check_options,
     device_of,
+    dims_of,
     group_sizes,
     policy_of,
 )
+from attn_shared._mla_ranks import GatheredPrefills
 from attn_shared._ranks_layer import RanksLayer, require_ranks_step
 from attn_shared.backend import AttentionMetadataBuilder, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
@@ -30,6 +31,7 @@ from attn_shared.gradients import refuse_gradients
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
+from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_prefill import prefill_request
 from attn_shared.mla_projections import MLAProjections
 from attn_shared.ordering import ordered
@@ -53,8 +55,8 @@ class MLAAttention:
 
     Attributes:
         selection: which backend decodes, and why.
-        prefill_selection: which kernel prefills, and why; None over a sharded cache, where every
-            row is decoded, and where the configuration brings a class.
+        prefill_selection: which kernel prefills, and why; None where the configuration brings a
+            class, and over a sharded cache without `kv_b_proj`, where every row is decoded.
         request: what was asked.
         spec: the layer's description.
         kv_cache_spec: the cache's format.
@@ -95,7 +97,7 @@ class MLAAttention:
             cache_scale: of the entries of an fp8 cache: read back = stored * scale.
             config: bounds of the batches; `checked` validates each batch's contents.
             context_parallel: the ranks among which the cache of latents is sharded, each with its
-                own heads; every row is then decoded.
+                own heads; earlier entries are then gathered for prefills.
             selector: who selects.
             options: further fields of `AttentionRequest`.
 
@@ -107,7 +109,7 @@ class MLAAttention:
             RanksDisagreeError: another rank built another layer.
         """
         check_options(options, _ARGUMENTS)
-        dims = _dims_of(dims, options)
+        dims = dims_of(dims, options)
         place, sizes = group_sizes(context_parallel, options)
         self.request = AttentionRequest(
             num_heads=num_heads,
@@ -121,6 +123,7 @@ class MLAAttention:
         self.device, self.config = device_of(device), check_config(config)
         facts = selector.device_facts(self.device)
         self.selection = selector.resolve(self.request, facts, policy_of(backend))
+        self._gathers = self._may_gather(has_weight=kv_b_proj is not None)
         self.prefill_selection = self._selected_prefill(prefill, facts, selector)
         check_scale("cache_scale", cache_scale, 1)
         self.q_scale: float | torch.Tensor = 1.0
@@ -135,6 +138,9 @@ class MLAAttention:
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
         self.spec = self._described(scale, place)
         self._ranks = self._share(place, facts, selector) if place.is_shared else None
+        self._gathered: GatheredPrefills | None = None
+        if self._ranks is not None and self._gathers:
+            self._gathered = GatheredPrefills(self._ranks, *self._build(self.spec))
         self.impl, self.builder = self._made()
         self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self.handle = register_layer(self)
@@ -163,17 +169,24 @@ class MLAAttention:
         """
         policy = policy_of(prefill, "prefill")
         given, size = self.config.mla_prefill, self.request.dcp_size
-        if given is not None or size > 1:
+        decodes_all = size > 1 and not self._gathers
+        if given is not None or decodes_all:
             if policy.named()[0] is not None:
-                why = f"dcp_size={size}" if size > 1 else f"config.mla_prefill={given}"
+                why = f"dcp_size={size}" if decodes_all else f"config.mla_prefill={given}"
                 raise UnsupportedOptionError(
                     f"prefill={policy.named()[0]} with {why}; allowed: None.",
-                    hint="rows over a sharded cache are all decoded; otherwise name one prefill "
-                    "in one place.",
+                    hint="over a sharded cache a layer without kv_b_proj, or of a backend without "
+                    "an MLAMetadataBuilder, decodes all rows; otherwise name one in one place.",
                 )
             return None
         asked = prefill_request(self.request)
         return selector.resolve(asked, facts, policy, kind="mla_prefill")
+
+    def _may_gather(self, *, has_weight: bool) -> bool:
+        """Whether prefills over a sharded cache gather its entries, which they then expand."""
+        builder = self.selection.backend_cls.get_builder_cls()
+        is_own = issubclass(builder, MLAMetadataBuilder)
+        return self.request.dcp_size > 1 and has_weight and is_own
 
     def _projections(self, kv_b_proj: torch.Tensor | None, dims: MLADims) -> MLAProjections | None:
         if kv_b_proj is None:
@@ -248,8 +261,7 @@ class MLAAttention:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
         bound = blocks_bound(common, self.kv_cache_spec, is_checked=self.config.checked)
         if self._ranks is not None:
-            step = self._ranks.plan(common)
-            return StepPlan(common=step.common, metadata=step, blocks_bound=bound)
+            return replace(self._ranks_plan(common), blocks_bound=bound)
         token_order = None
         threshold = self.builder.reorder_batch_threshold or 1
         if self.builder.requires_ordered_batch and common.max_query_len > threshold:
@@ -258,6 +270,15 @@ class MLAAttention:
         return StepPlan(
             common=common, metadata=metadata, token_order=token_order, blocks_bound=bound
         )
+
+    def _ranks_plan(self, common: CommonAttentionMetadata) -> StepPlan:
+        if self._gathered is not None:
+            step, order = self._gathered.plan(common)
+            return StepPlan(common=step.whole, metadata=step, token_order=order)
+        if self._ranks is None:
+            raise TypeError("a layer on one rank plans by its builder")
+        step = self._ranks.plan(common)
+        return StepPlan(common=step.common, metadata=step)
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:
         """Prepare a step of decodes for a graph to capture; `refresh` brings later ones to it."""
@@ -360,9 +381,9 @@ class MLAAttention:
         if projections is None:
             raise TypeError("a layer that was checked has its projections")
         self._write(latent, rope, kv_cache, plan)
-        is_shared = self._ranks is not None
         num_tokens = plan.common.num_actual_tokens
-        decodes = num_tokens if is_shared else metadata.num_decode_tokens
+        impl, prefills = self._prefilling(metadata)
+        decodes = num_tokens if prefills is None else prefills.num_decode_tokens
         if decodes:
             starts = self._own_rows(plan.common, decodes)
             absorbed = projections.absorb(query[:decodes], starts)
@@ -374,16 +395,23 @@ class MLAAttention:
             projections.project(found[:decodes], output[:decodes], starts)
         if decodes < num_tokens:
             rows = slice(decodes, num_tokens)
-            self.impl.forward_mha(
+            impl.forward_mha(
                 self,
                 query[rows],
                 latent[rows],
                 rope[rows],
                 kv_cache,
-                metadata,
+                prefills,
                 output[rows],
                 lse=None if lse is None else lse[:, rows],
             )
+
+    def _prefilling(self, metadata: Any) -> tuple[MLAAttentionImpl[Any], Any]:
+        """Return what prefills, and the metadata of that; None where all rows are decoded."""
+        if self._ranks is None:
+            return self.impl, metadata
+        impl = self.impl if self._gathered is None else self._gathered.impl
+        return impl, metadata.gathered
 
     def _own_rows(self, common: CommonAttentionMetadata, num_rows: int) -> list[int] | None:
         """Return the bounds of each request's rows, where its products must be its own."""
@@ -462,35 +490,19 @@ class MLAAttention:
         """
         self._check_step(plan, kv_cache)
         refuse_gradients(self, query=query, kv_cache=kv_cache, output=output)
+        _, found = self._prefilling(plan.metadata)
+        prefills = 0 if found is None else found.num_prefill_tokens
+        if prefills:
+            raise InvalidInputError.for_argument(
+                "plan",
+                f"of a batch with {prefills} rows that are prefills",
+                "one whose rows are all decodes",
+                hint="forward serves both; decode leaves rows of prefills unwritten.",
+            )
         if self._ranks is None:
-            prefills = plan.metadata.num_prefill_tokens
-            if prefills:
-                raise InvalidInputError.for_argument(
-                    "plan",
-                    f"of a batch with {prefills} rows that are prefills",
-                    "one whose rows are all decodes",
-                    hint="forward serves both; decode leaves rows of prefills unwritten.",
-                )
             return self.impl.forward_mqa(self, query, kv_cache, plan.metadata, output, lse=lse)
         self._checker.check_tensors(query, output, lse, plan.common.num_actual_tokens)
         return self._ranks.attend(query, kv_cache, plan.metadata, output, lse)
-
-
-def _dims_of(dims: object, options: Mapping[str, Any]) -> MLADims:
-    """Return the widths; refuse fields of a request that follow from them.
-
-    Raises:
-        InvalidRequestError: they are no `MLADims`, or such a field was passed.
-    """
-    if dims is not None and not isinstance(dims, MLADims):
-        raise InvalidRequestError.for_field("dims", dims, "an MLADims, or None for DeepSeek's")
-    for name in ("num_kv_heads", "head_size", "head_size_v", "mla"):
-        if name in options:
-            raise InvalidRequestError(
-                f"{name}={options[name]} is not set by hand: it follows from dims.",
-                hint="pass dims=MLADims(...).",
-            )
-    return dims or MLADims()
 
 
 _ARGUMENTS = ("num_heads", "scale", *(MLAAttention.__init__.__kwdefaults__ or ()))

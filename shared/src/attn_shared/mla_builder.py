@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar, final
 import torch
 from torch import Tensor
 
+from attn_shared._mla_gather import Gathering, gathered_chunks
 from attn_shared.backend import AttentionMetadataBuilder
 from attn_shared.capability import Capability
 from attn_shared.checked import check_metadata
@@ -43,7 +44,7 @@ from attn_shared.served import (
 )
 from attn_shared.spec import BuildConfig, LayerSpec, require_uniform
 
-__all__ = ["MLAMetadataBuilder"]
+__all__ = ["MLAMetadataBuilder", "leading_part"]
 
 D = TypeVar("D")
 """A backend's own metadata of the decodes."""
@@ -136,9 +137,13 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         most = max(cls.decode_threshold, 1 + drafts)
         return most if cls.max_query_len is None else min(cls.max_query_len, most)
 
+    @property
+    def most_drafts(self) -> int:
+        """Draft tokens that a request may have in a step."""
+        return self.config.num_spec_tokens * (2 if self.config.parallel_drafting else 1)
+
     def _threshold(self) -> int:
-        drafts = self.config.num_spec_tokens * (2 if self.config.parallel_drafting else 1)
-        most = self.most_decode_tokens(drafts=drafts, is_sharded=self.is_sharded)
+        most = self.most_decode_tokens(drafts=self.most_drafts, is_sharded=self.is_sharded)
         return _UNBOUNDED if most is None else most
 
     @abstractmethod
@@ -181,7 +186,7 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         if has_prefills:
             self._refuse_long_shards(query_lens[num_decodes:])
             self._refuse_late_decodes(common, query_lens, num_decodes)
-        decodes = _leading(common, query_lens, num_decodes) if num_decode_tokens else None
+        decodes = leading_part(common, query_lens, num_decodes) if num_decode_tokens else None
         return MLAMetadata(
             num_tokens=common.num_actual_tokens,
             num_decode_tokens=num_decode_tokens,
@@ -272,7 +277,31 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
             self._kernel = cls(self.layer, self.config, self.device)
         return self._kernel
 
-    def _prefill(self, common: CommonAttentionMetadata, first: int) -> MLAPrefillMetadata:
+    def build_gathered(
+        self, common: CommonAttentionMetadata, first: int, gathering: Gathering
+    ) -> MLAMetadata[D]:
+        """Return metadata of prefills alone, over a cache whose entries ranks gather.
+
+        Args:
+            common: the batch, whole sequences and this rank's block table.
+            first: the request from which on rows are prefilled.
+            gathering: who shares the cache.
+
+        Raises:
+            MetadataError: host lengths are missing or not exact, or the table is too short.
+        """
+        num_decode_tokens = int(common.query_start_loc_cpu[first])
+        return MLAMetadata(
+            num_tokens=common.num_actual_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_decodes=first,
+            decode=None,
+            prefill=self._prefill(common, first, gathering),
+        )
+
+    def _prefill(
+        self, common: CommonAttentionMetadata, first: int, gathering: Gathering | None = None
+    ) -> MLAPrefillMetadata:
         """Describe the rows from request `first` on."""
         is_causal = common.causal
         if not isinstance(is_causal, bool):
@@ -288,7 +317,7 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         return MLAPrefillMetadata(
             kernel=self.prefill_kernel,
             new=self._prepared(new),
-            context=self._context(common, first, starts, _earlier(query_lens, seq_lens)),
+            context=self._context(common, first, starts, _earlier(query_lens, seq_lens), gathering),
             blind=tuple(
                 own
                 for own, length in zip(rows, seq_lens, strict=True)
@@ -297,20 +326,28 @@ class MLAMetadataBuilder(AttentionMetadataBuilder[MLAMetadata[D]]):
         )
 
     def _context(
-        self, common: CommonAttentionMetadata, first: int, starts: Tensor, lens: Sequence[int]
+        self,
+        common: CommonAttentionMetadata,
+        first: int,
+        starts: Tensor,
+        lens: Sequence[int],
+        gathering: Gathering | None,
     ) -> tuple[ContextChunk, ...]:
         """Cut the earlier keys of prefills into chunks that fit the workspace."""
         if not any(lens):
             return ()
         table = require_block_table(common)[first:]
         reach = table.shape[1] * self.block_size
-        if max(lens) > reach:
+        if gathering is None and max(lens) > reach:
             raise MetadataError.for_argument(
                 "earlier keys of a request", max(lens), f"at most {reach}, what block_table has"
             )
         most = context_tokens(self.layer, self.config.mla_workspace_bytes, self.block_size)
         pieces = cut_context(lens, most, is_invariant=self.is_invariant)
-        chunks = context_chunks(pieces, starts, table, self.block_size)
+        if gathering is None:
+            chunks = context_chunks(pieces, starts, table, self.block_size)
+        else:
+            chunks = gathered_chunks(pieces, starts, table, gathering)
         return tuple(replace(chunk, part=self._prepared(chunk.part)) for chunk in chunks)
 
     def _prepared(self, part: RaggedPart) -> RaggedPart:
@@ -325,10 +362,16 @@ def _earlier(query_lens: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
     ]
 
 
-def _leading(
+def leading_part(
     common: CommonAttentionMetadata, query_lens: Sequence[int], num_decodes: int
 ) -> CommonAttentionMetadata:
-    """Return the first requests of a batch, by views of its tensors."""
+    """Return the first requests of a batch, by views of its tensors.
+
+    Args:
+        common: the batch.
+        query_lens: of all requests.
+        num_decodes: how many are wanted, at least one.
+    """
     if num_decodes == common.num_reqs:
         return common
     lens = query_lens[:num_decodes]

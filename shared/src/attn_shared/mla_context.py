@@ -16,7 +16,15 @@ from torch import Tensor
 from attn_shared.mla_metadata import ContextChunk, RaggedPart
 from attn_shared.spec import LayerSpec
 
-__all__ = ["ContextPieces", "context_chunks", "context_tokens", "cut_context", "ragged_part"]
+__all__ = [
+    "ContextPieces",
+    "context_chunks",
+    "context_tokens",
+    "cut_context",
+    "prefix_sums",
+    "ragged_part",
+    "slots_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +125,7 @@ def context_chunks(
         part = ragged_part(starts - starts[0], prefix_sums(chunk.lens), device, is_causal=False)
         table = block_table[chunk.first : chunk.stop]
         yield ContextChunk(
-            rows=rows, part=part, slots=_slots(chunk, part, table, block_size, device)
+            rows=rows, part=part, slots=slots_of(chunk, part.key_start_loc_cpu, table, block_size)
         )
 
 
@@ -158,20 +166,24 @@ def _longest(starts: Tensor) -> int:
     return int(starts.diff().max()) if len(starts) > 1 else 0
 
 
-def _slots(
-    chunk: ContextPieces,
-    part: RaggedPart,
-    table: Tensor,
-    block_size: int,
-    device: torch.device,
+def slots_of(
+    chunk: ContextPieces, key_start_loc_cpu: Tensor, table: Tensor, block_size: int
 ) -> Tensor:
-    """Return (n,) int64: the slot of each key, request after request."""
-    num_keys = part.num_keys
-    lens = part.key_start_loc.diff()
+    """Return (n,) int64: the slot of each key, request after request, where the table is.
+
+    Args:
+        chunk: which keys.
+        key_start_loc_cpu: (R + 1,) int32, prefix sums of their numbers.
+        table: (R, M) int32, of the chunk's requests.
+        block_size: tokens per block.
+    """
+    device, num_keys = table.device, int(key_start_loc_cpu[-1])
+    key_starts = key_start_loc_cpu.to(device, non_blocking=True)
+    lens = key_starts.diff()
     requests = torch.arange(len(chunk.lens), device=device)
     request = torch.repeat_interleave(requests, lens, output_size=num_keys)
     first = torch.tensor(chunk.starts, dtype=torch.int64).to(device)
-    shift = first - part.key_start_loc[:-1]
+    shift = first - key_starts[:-1]
     position = torch.arange(num_keys, device=device) + shift[request]
     column = position.div(block_size, rounding_mode="floor")
     blocks = table[request, column].long()

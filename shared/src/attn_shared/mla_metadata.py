@@ -7,6 +7,7 @@ the step's own tokens and then, a bounded number of keys at a time, to those of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -84,12 +85,15 @@ class ContextChunk:
     Attributes:
         rows: the requests' rows among those of the prefills.
         part: those rows and as many keys, without a causal mask: all precede every row.
-        slots: (part.num_keys,) int64 on the device: where the cache has the keys.
+        slots: (part.num_keys,) int64 on the device: where the cache has the keys; of a cache that
+            ranks share, those that this one has.
+        exchange: returns all keys' entries from this rank's, where ranks share the cache.
     """
 
     rows: slice
     part: RaggedPart
     slots: Tensor
+    exchange: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from attn_shared.arch import parse_arch
 from attn_shared.platform import PriorityBand
 from attn_shared.ranking import Rank
-from attn_shared.request import AttentionRequest, Phase
+from attn_shared.request import AttentionRequest, MLADims, Phase
+from attn_triton.mla_prompt_tiles import plain_because
 
-__all__ = ["MLA_PREFILL_PRIORITIES", "MLA_PRIORITIES", "PRIORITIES", "has_many_heads"]
+__all__ = [
+    "MLA_PREFILL_PRIORITIES",
+    "MLA_PRIORITIES",
+    "PRIORITIES",
+    "has_deepseeks_widths",
+    "has_many_heads",
+]
 
 _HOPPER = frozenset({"hopper"})
 _BLACKWELL = frozenset({"blackwell"})
@@ -120,6 +128,12 @@ def has_many_heads(request: AttentionRequest) -> bool:
     return request.num_heads >= _MANY_HEADS
 
 
+def has_deepseeks_widths(request: AttentionRequest) -> bool:
+    """Whether TRITON prefills expanded heads by its kernel for Hopper there."""
+    dims = request.mla or MLADims()
+    return plain_because(parse_arch("sm_90"), dims, request.dtype, has_gluon=True) is None
+
+
 _VENDORS_LATENTS = "not measured on this hardware; kernels written for it before portable ones"
 
 MLA_PRIORITIES: tuple[Rank, ...] = (
@@ -207,11 +221,19 @@ MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
     ),
     Rank(
         name="TRITON",
+        priority=PriorityBand.PERFORMANT - 50,
+        families=_HOPPER,
+        fits=has_deepseeks_widths,
+        provenance="measured on an H200 (torch 2.11, Triton 3.6, bfloat16, heads of 192 and 128; "
+        "docs/triton-mla.md): TRITONTIMES of FLASH_ATTN's time",
+    ),
+    Rank(
+        name="TRITON",
         priority=PriorityBand.PORTABLE - 10,
         families=_HOPPER,
         provenance="measured on an H200 (torch 2.11, Triton 3.6, bfloat16, heads of 192 and 128; "
-        "docs/triton-mla.md): 1.2 to 2.4 times TORCH_SDPA's time without the LSE, 2.3 to 2.9 times "
-        "FLASH_ATTN's",
+        "docs/triton-mla.md): its portable kernel takes 1.2 to 2.4 times TORCH_SDPA's time without "
+        "the LSE",
     ),
     Rank(
         name="TRITON",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FlashAttnPrefill"]
 
 NAME = "FLASH_ATTN"
+_DEVICE = DeviceLimit(vendor=Vendor.NVIDIA, at_least=(8, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,13 @@ def _choose(
 
 def _capability(device: DeviceFacts, inventory: Inventory) -> Capability:
     def has_provider(request: AttentionRequest, _device: DeviceFacts) -> Reason | None:
+        if not _DEVICE.admits(device):
+            return None  # which has said why
         found = _choose(device, inventory, request)
         return found if isinstance(found, Reason) else None
 
     return prefill_capability(
-        (DeviceLimit(vendor=Vendor.NVIDIA, at_least=(8, 0)),),
+        (_DEVICE,),
         frozenset({torch.float16, torch.bfloat16}),
         rules=(Rule(name="flash_attn_provider", check=has_provider),),
         batch_invariant=Support.YES,
