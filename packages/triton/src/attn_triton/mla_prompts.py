@@ -133,8 +133,8 @@ class HopperPrompts:
         )
         numbers = (len(part.query_start_loc) - 1, plan.section_heads)
         lse_stride = 0 if lse is None else lse.stride(0)
-        grid = (min(items, self._machine.compute_units), 1, 1)
-        program(grid, tensors, (*numbers, lse_stride, self._scale.value * _LOG2E))
+        # A program each: dealt to one for each multiprocessor, the last trips are uneven.
+        program((items, 1, 1), tensors, (*numbers, lse_stride, self._scale.value * _LOG2E))
         return output, lse
 
     def _described(self, tensors: tuple[Tensor, ...], matrices: list[Matrix]) -> tuple[Any, ...]:

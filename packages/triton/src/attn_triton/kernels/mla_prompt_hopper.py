@@ -305,8 +305,8 @@ def mla_prompt_hopper(  # size: one algorithm
 ):
     """Attend for blocks of query tokens to keys that come with the call.
 
-    Launched with 4 warps, of which there are 12 then, and with at most as many programs as there
-    are items, a block of 2 x 64 query tokens of one head each: a program takes one after another.
+    Launched with 4 warps, of which there are 12 then, and with as many programs as there are items,
+    a block of 2 x 64 query tokens of one head each; fewer programs take one after another.
 
     What the parameters are:
 
