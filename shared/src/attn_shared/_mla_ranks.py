@@ -14,8 +14,16 @@ from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.mla_builder import MLAMetadataBuilder, leading_part
 from attn_shared.ordering import ordered
 from attn_shared.ranks import compare_ranks
+from attn_shared.request import AttentionRequest
+from attn_shared.selection import Selection
 
-__all__ = ["GatheredPrefills"]
+__all__ = ["GatheredPrefills", "may_gather"]
+
+
+def may_gather(request: AttentionRequest, selection: Selection) -> bool:
+    """Whether prefills of a layer with its weight gather a sharded cache's entries."""
+    builder = selection.backend_cls.get_builder_cls()
+    return request.dcp_size > 1 and issubclass(builder, MLAMetadataBuilder)
 
 
 class GatheredPrefills:

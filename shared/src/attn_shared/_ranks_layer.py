@@ -182,6 +182,11 @@ class RanksLayer:
         return self._dcp.shard
 
     @property
+    def built(self) -> tuple[Any, AttentionMetadataBuilder[Any]]:
+        """The backend's implementation and builder."""
+        return self.impl, self.builder
+
+    @property
     def group(self) -> Any:
         """The ranks that share the cache."""
         return self.place.dcp_group

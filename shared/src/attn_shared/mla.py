@@ -20,7 +20,7 @@ from attn_shared._layer_inputs import (
     group_sizes,
     policy_of,
 )
-from attn_shared._mla_ranks import GatheredPrefills
+from attn_shared._mla_ranks import GatheredPrefills, may_gather
 from attn_shared._ranks_layer import RanksLayer, require_ranks_step
 from attn_shared.backend import AttentionMetadataBuilder, MLAAttentionImpl
 from attn_shared.call_checks import CallChecker
@@ -31,7 +31,6 @@ from attn_shared.gradients import refuse_gradients
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
-from attn_shared.mla_builder import MLAMetadataBuilder
 from attn_shared.mla_prefill import prefill_request
 from attn_shared.mla_projections import MLAProjections
 from attn_shared.ordering import ordered
@@ -123,7 +122,7 @@ class MLAAttention:
         self.device, self.config = device_of(device), check_config(config)
         facts = selector.device_facts(self.device)
         self.selection = selector.resolve(self.request, facts, policy_of(backend))
-        self._gathers = self._may_gather(has_weight=kv_b_proj is not None)
+        self._gathers = kv_b_proj is not None and may_gather(self.request, self.selection)
         self.prefill_selection = self._selected_prefill(prefill, facts, selector)
         check_scale("cache_scale", cache_scale, 1)
         self.q_scale: float | torch.Tensor = 1.0
@@ -138,9 +137,7 @@ class MLAAttention:
         self.kv_cache_spec = self._latent_spec(facts.fp8_dtype or torch.float8_e4m3fn)
         self.spec = self._described(scale, place)
         self._ranks = self._share(place, facts, selector) if place.is_shared else None
-        self._gathered: GatheredPrefills | None = None
-        if self._ranks is not None and self._gathers:
-            self._gathered = GatheredPrefills(self._ranks, *self._build(self.spec))
+        self._gathered = self._gathering()
         self.impl, self.builder = self._made()
         self._checker = CallChecker(self.spec, returns_lse=self.impl.can_return_lse)
         self.handle = register_layer(self)
@@ -153,11 +150,6 @@ class MLAAttention:
             dcp_rank=place.dcp_rank,
             dcp_interleave=place.interleave,
         )
-
-    def _made(self) -> tuple[MLAAttentionImpl[Any], AttentionMetadataBuilder[Any]]:
-        if self._ranks is not None:
-            return self._ranks.impl, self._ranks.builder
-        return self._build(self.spec)
 
     def _selected_prefill(
         self, prefill: str | Policy | None, facts: DeviceFacts, selector: Selector
@@ -182,11 +174,13 @@ class MLAAttention:
         asked = prefill_request(self.request)
         return selector.resolve(asked, facts, policy, kind="mla_prefill")
 
-    def _may_gather(self, *, has_weight: bool) -> bool:
-        """Whether prefills over a sharded cache gather its entries, which they then expand."""
-        builder = self.selection.backend_cls.get_builder_cls()
-        is_own = issubclass(builder, MLAMetadataBuilder)
-        return self.request.dcp_size > 1 and has_weight and is_own
+    def _made(self) -> tuple[MLAAttentionImpl[Any], AttentionMetadataBuilder[Any]]:
+        return self._build(self.spec) if self._ranks is None else self._ranks.built
+
+    def _gathering(self) -> GatheredPrefills | None:
+        if self._ranks is None or not self._gathers:
+            return None
+        return GatheredPrefills(self._ranks, *self._build(self.spec))
 
     def _projections(self, kv_b_proj: torch.Tensor | None, dims: MLADims) -> MLAProjections | None:
         if kv_b_proj is None:
@@ -261,7 +255,7 @@ class MLAAttention:
             check_metadata(common, spec=self.kv_cache_spec, num_blocks=num_blocks)
         bound = blocks_bound(common, self.kv_cache_spec, is_checked=self.config.checked)
         if self._ranks is not None:
-            return replace(self._ranks_plan(common), blocks_bound=bound)
+            return replace(self._ranks_plan(self._ranks, common), blocks_bound=bound)
         token_order = None
         threshold = self.builder.reorder_batch_threshold or 1
         if self.builder.requires_ordered_batch and common.max_query_len > threshold:
@@ -271,13 +265,11 @@ class MLAAttention:
             common=common, metadata=metadata, token_order=token_order, blocks_bound=bound
         )
 
-    def _ranks_plan(self, common: CommonAttentionMetadata) -> StepPlan:
+    def _ranks_plan(self, ranks: RanksLayer, common: CommonAttentionMetadata) -> StepPlan:
         if self._gathered is not None:
             step, order = self._gathered.plan(common)
             return StepPlan(common=step.whole, metadata=step, token_order=order)
-        if self._ranks is None:
-            raise TypeError("a layer on one rank plans by its builder")
-        step = self._ranks.plan(common)
+        step = ranks.plan(common)
         return StepPlan(common=step.common, metadata=step)
 
     def plan_for_capture(self, common: CommonAttentionMetadata) -> StepPlan:

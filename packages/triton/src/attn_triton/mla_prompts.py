@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attn_shared.alignment import aligned
-from attn_shared.mla_edges import Scale
 from attn_shared.mla_metadata import RaggedPart
 from attn_shared.request import MLADims
+from attn_shared.signed_scale import Scale
 from attn_shared.spec import BuildConfig, LayerSpec
 from attn_triton._prompt_plan import block_listing
 from attn_triton._prompts import blocks_size
@@ -109,7 +109,7 @@ class HopperPrompts:
             output: (T, H, v) that may be written and returned.
             returns_lse: whether the LSE is wanted.
         """
-        query = aligned(self._scale.query(query))
+        query = self._scale.query(query)
         nope, rope, value = aligned(nope), aligned(rope), aligned(value)
         if output is None or output.stride(2) != 1:
             output = query.new_empty(*query.shape[:2], value.shape[-1])
