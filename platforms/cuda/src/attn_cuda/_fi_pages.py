@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -46,13 +47,21 @@ def pages_of(seq_lens: Tensor, block_size: int) -> Pages:
     """
     starts = torch.zeros(len(seq_lens) + 1, dtype=torch.int32)
     counts = starts[1:]
-    torch.add(seq_lens, block_size - 1, out=counts)
-    counts.floor_divide_(block_size).cumsum_(0)
+    one, size = _number(1), _number(block_size)
+    torch.add(seq_lens, _number(block_size - 1), out=counts)
+    counts.floor_divide_(size).cumsum_(0)
     if block_size == 1:
         last_lens = seq_lens.clamp(max=1)
     else:  # the remainder has the sign of what is divided: 0 keys give -1 + 1
-        last_lens = (seq_lens - 1).fmod_(block_size).add_(1)
+        last_lens = torch.sub(seq_lens, one).fmod_(size).add_(one)
     return Pages(starts=starts, last_lens=last_lens, seq_lens=seq_lens, count=int(starts[-1]))
+
+
+@cache
+def _number(value: int) -> Tensor:
+    """Return a number as a tensor: to make one costs torch more than to add it."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(value, dtype=torch.int32)
 
 
 def require_pages(seq_lens: Tensor, block_table: Tensor, block_size: int) -> None:

@@ -44,12 +44,16 @@ def num_single_rows(rows: Rows) -> int:
     """Return how many leading requests have one row each."""
     if rows.max_query_len == 1 and rows.num_tokens == len(rows.seq_lens):
         return rows.num_tokens
-    return int((rows.query_start_loc.diff() == 1).long().cumprod(0).sum())
+    if int(rows.query_start_loc[1]) != 1:
+        return 0
+    starts = rows.query_start_loc.tolist()
+    others = (index for index, start in enumerate(starts) if start != index)
+    return next(others, len(starts)) - 1
 
 
 def cut(rows: Rows, start: int, stop: int | None) -> Rows:
     """Return the requests from `start` on, those from `stop` on left out."""
-    if start == 0 and stop == len(rows.seq_lens):
+    if start == 0 and stop in (None, len(rows.seq_lens)):
         return rows
     starts = rows.query_start_loc[start : None if stop is None else stop + 1]
     first, last = int(starts[0]), int(starts[-1])
