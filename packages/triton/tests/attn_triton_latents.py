@@ -15,6 +15,7 @@ from attn_triton.kernels.mla_decode import mla_decode
 from attn_triton.kernels.plan import plan_step
 from attn_triton.latent_tiles import COMBINE_COLUMNS
 from attn_triton.launch import Launcher
+from attn_triton.machine import machine_of
 from attn_triton.tiles import Tile, next_power_of_2
 
 LOG2E = 1.4426950408889634
@@ -150,7 +151,9 @@ class Runner:
             "K_BLOCK": batch.cache.stride(0), "K_TOKEN": batch.cache.stride(1),
             "CAUSAL": int(causal),
         }  # fmt: skip
-        self.decode = Launcher(kernel, constants, num_warps=tile.num_warps)
+        is_dependent = machine_of(device).has_dependent_launch
+        is_early = is_dependent if kernel is mla_decode else None
+        self.decode = Launcher(kernel, constants, num_warps=tile.num_warps, is_dependent=is_early)
         names = ("HQ", "O_TOKEN", "O_HEAD")
         self.combine = Launcher(
             combine,
@@ -158,6 +161,7 @@ class Runner:
             | {"HK": 1, "DV": latent, "DVP": padded[0], "PARTS": combine_parts}
             | {"BV": min(padded[0], COMBINE_COLUMNS)},
             num_warps=1,
+            is_dependent=is_dependent,
         )
         self.tiles = lambda cache: (None, None)
         if has_descriptors:
@@ -173,7 +177,7 @@ class Runner:
         lse_stride = 0 if lse is None else lse.stride(0)
         self.decode(
             self.grid, batch.query, cache, latent_tiles, rope_tiles, output, lse,
-            self.parts, self.stats, self.plan, batch.table, self.seq_lens, self.starts, None,
+            self.parts, self.stats, self.plan, batch.table, None,
             count, self.max_items, self.max_rows, batch.table.stride(0), lse_stride,
             batch.scale * LOG2E, batch.cache_scale,
         )  # fmt: skip

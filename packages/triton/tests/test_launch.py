@@ -47,7 +47,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(launch, "_runtime", lambda: (lambda index: 77, lambda: None))
     monkeypatch.setattr(launch, "_made_current", lambda device: nullcontext())
-    monkeypatch.setattr(Launcher, "_compile", lambda self, args, index: Handle(recorder, 2, index))
+    call = (recorder.run, ("function", (4, 1, 0), None, None, None), (None, None))
+    monkeypatch.setattr(Launcher, "_compile", lambda self, args, index: Handle(*call, index))
     monkeypatch.setattr(Launcher, "__init__", _init_without_triton)
     return recorder
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from attn_triton._steps import plan_ints
-from attn_triton.kernels.plan import HEADER, plan_step
+from attn_triton.kernels.plan import HEADER, RECORD, plan_step
 from attn_triton.launch import Launcher
 
 
@@ -29,14 +29,14 @@ def planned(
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(device=device, dtype=torch.int32)
     lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     count = len(query_lens)
-    plan = torch.full((HEADER + 4 * max_items + 3 * (count + 1),), -7, dtype=torch.int32)
+    plan = torch.full((HEADER + RECORD * max_items + 3 * (count + 1),), -7, dtype=torch.int32)
     plan = plan.to(device)
     plain = {"LEFT": -1, "CHUNK": 0, "DENSE": False, "TILE": 8, "MAX_PARTS": 0, "LEAST": 2}
     launcher = Launcher(plan_step, {**plain, "BLOCK_B": 16, **constants})
     launcher((1, 1, 1), plan, starts, lens, count, max_items, slots, decode_rows, 3, 16)
     found = plan.tolist()
-    items = [found[HEADER + 4 * i :][:4] for i in range(found[0])]
-    rest = found[HEADER + 4 * max_items :]
+    items = [found[HEADER + RECORD * i :][:4] for i in range(found[0])]
+    rest = found[HEADER + RECORD * max_items :]
     assert found[1] == rest[2 * count + 1]
     return items, rest[: count + 1], rest[count + 1 : 2 * count + 2]
 
@@ -66,6 +66,21 @@ def test_one_wave_is_filled(device: torch.device) -> None:
     ]
     assert first == [0, 3, 4, 5]
     assert blocks == [0, 0, 0, 0]
+
+
+def test_a_record_says_what_decode_must_know_of_its_request(device: torch.device) -> None:
+    """Keys, first query token and query tokens; the second request is of one token after three."""
+    starts = torch.tensor([0, 3, 4], dtype=torch.int32, device=device)
+    lens = torch.tensor([20, 9], dtype=torch.int32, device=device)
+    plan = torch.zeros(plan_ints(4, 2), dtype=torch.int32, device=device)
+    constants = {"LEFT": -1, "CHUNK": 0, "DENSE": False, "TILE": 8, "MAX_PARTS": 0, "LEAST": 2}
+    launcher = Launcher(plan_step, {**constants, "BLOCK_B": 16})
+    launcher((1, 1, 1), plan, starts, lens, 2, 4, 4, 4, 3, 16)
+    found = plan.tolist()
+    records = [found[HEADER + RECORD * i :][:7] for i in range(found[0])]
+    own = {0: [20, 0, 3], 1: [9, 3, 1]}
+    assert len(records) > 1
+    assert all(record[4:] == own[record[0]] for record in records)
 
 
 def test_short_requests_share_a_slot(device: torch.device) -> None:

@@ -94,6 +94,18 @@ def test_an_fp8_cache_is_read_by_longer_tiles_on_hopper() -> None:
     assert decode_tiles(parse_arch("sm_100"), own, 4)[0].keys == 64
 
 
+def test_narrow_heads_are_read_by_longer_tiles_on_hopper() -> None:
+    """As many bytes as at heads of 128; measured with 16 rows in waves of few programs."""
+    hopper = parse_arch("sm_90")
+    deep, full = decode_tiles(hopper, widths(64, 2), 4)
+    assert (deep.keys, deep.stages, deep.programs_per_unit) == (128, 3, 2)
+    assert full.keys == 64
+    assert decode_tiles(hopper, widths(64, 2), 32)[0].keys == 64
+    assert decode_tiles(hopper, widths(96, 2), 4)[0].keys == 64
+    assert decode_tiles(hopper, widths(64, 4), 4)[0].keys == 32
+    assert decode_tiles(parse_arch("sm_100"), widths(64, 2), 4)[0].keys == 64
+
+
 def test_float32_products_run_on_small_tiles() -> None:
     tile = prefill_tile(parse_arch("sm_90"), widths(128, 4))
     assert (tile.rows, tile.keys, tile.max_registers) == (32, 32, None)

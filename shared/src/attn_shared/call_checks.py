@@ -266,7 +266,9 @@ class CallChecker:
         if output is None:
             shape = (len(query), self.spec.num_heads, self.spec.head_size_v)
             output = query.new_empty(shape)
-            output[require_mla_metadata(metadata).num_decode_tokens :].zero_()
+            decoded = require_mla_metadata(metadata).num_decode_tokens
+            if decoded < len(query):  # two operations of torch
+                output[decoded:].zero_()
         return output, spec
 
     def check_decode_inputs(

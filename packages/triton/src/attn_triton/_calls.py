@@ -24,7 +24,7 @@ from attn_triton._prompt_calls import PromptCalls
 from attn_triton._steps import Shape
 from attn_triton._visibility import Visibility, visibility_of
 from attn_triton.launch import Handle, Launcher
-from attn_triton.machine import require_readable
+from attn_triton.machine import machine_of, require_readable
 from attn_triton.tiles import COMBINE_PARTS, Tile, Widths, combine_warps
 
 __all__ = ["LayerCalls"]
@@ -33,9 +33,12 @@ _LOG2E = math.log2(math.e)
 _ALIGNMENT = 15  # bits of an address that must be 0 for the widest accesses
 
 
+_Kind = tuple[tuple[int, ...], tuple[int, ...], Places, int, int]
+"""What machine code depends on, beside layer and shape: strides of query and output, places of keys
+and values, causality and how scales are given."""
+
 _Key = tuple[Shape, tuple[int, ...], tuple[int, ...], Places, int, int]
-"""What machine code depends on, beside the layer: the step's shape, strides of query and output,
-places of keys and values, causality and how scales are given."""
+"""The step's shape and the kind of a call."""
 
 _Refs = Sequence[Tensor | int | None]
 """Tensors, or their addresses."""
@@ -123,8 +126,8 @@ class LayerCalls:
 
         Args:
             layer: the calling layer.
-            query: (T, Hq, D), its last dimension dense.
-            output: (T, Hq, Dv), likewise.
+            query: (T, Hq, D).
+            output: (T, Hq, Dv).
             lse: (Hq, T), or None.
             keys: where keys and values are.
             tensors: returns the same as tensors, for calls that are looked at.
@@ -132,10 +135,20 @@ class LayerCalls:
             metadata: the step.
             step: its launches, from `planned`.
         """
+        of_query, of_output = query.stride(), output.stride()
+        if of_query[2] != 1:
+            query = query.contiguous()
+            of_query = query.stride()
+        if of_output[2] != 1:
+            into = torch.empty_like(output, memory_format=torch.contiguous_format)
+            self.run(layer, query, into, lse, keys, tensors, fresh, metadata, step)
+            output.copy_(into)
+            return
         scales = _NO_SCALES
         if self._takes_scales:
             scales = self._scales(layer, keys, tensors, query.device)
-        call = (layer, query, output, lse, keys, tensors, scales, metadata.causal)
+        kind = (of_query, of_output, keys.places, metadata.causal, scales.mode)
+        call = (layer, query, output, lse, keys, tensors, scales, kind)
         side, prompts = metadata.side, None
         if side is None and metadata.prompts is None:
             self._run_blocks(*call, metadata.shape, step)
@@ -166,16 +179,16 @@ class LayerCalls:
         keys: KeysValues,
         tensors: Callable[[], KeysValuesTensors],
         scales: _Scales,
-        causal: int,
+        kind: _Kind,
         shape: Shape,
         step: Step,
     ) -> None:
         """Launch the kernels of a step whose rows are those of one kv head."""
-        key = (shape, query.stride(), output.stride(), keys.places, causal, scales.mode)
+        key = (shape, *kind)
         programs = self._programs.get(key)
         if programs is None:
             require_readable(keys.dtype, query.device)
-            programs = self._programs[key] = self._make(key, keys.has_inline_scales)
+            programs = self._programs[key] = self._make(key, keys.has_inline_scales, query.device)
         numbers = (
             _NO_LSE if lse is None else lse.stride(0),
             self._scale * scales.k,
@@ -222,22 +235,25 @@ class LayerCalls:
             return _Scales(1, 1.0, 1.0, k, v)
         return _Scales(2, 1.0, 1.0, _spread(k, heads), _spread(v, heads))
 
-    def _make(self, key: _Key, is_int8: bool) -> _Programs:
+    def _make(self, key: _Key, is_int8: bool, device: torch.device) -> _Programs:
         from attn_triton.kernels.combine import combine
         from attn_triton.kernels.decode import decode
         from attn_triton.kernels.prefill import prefill
 
         shape, _, output = key[:3]
+        is_dependent = machine_of(device).has_dependent_launch
         heads = self._heads() | dict(zip(("O_TOKEN", "O_HEAD"), output[:2], strict=True))
         own = heads | self._constants(key, is_int8)
         merged = {name: heads[name] for name in heads if name not in ("D", "DP")}
         found: dict[str, Launcher] = {}
         if shape.decode is not None:
-            found["decode"] = _launcher(decode, shape.decode, own | {"BLOCKS": shape.blocks})
+            blocks = {"BLOCKS": shape.blocks}
+            found["decode"] = _launcher(decode, shape.decode, own | blocks, is_dependent)
             found["combine"] = Launcher(
                 combine,
                 merged | {"BV": merged["DVP"], "PARTS": COMBINE_PARTS},
                 num_warps=combine_warps(self._padded[1]),
+                is_dependent=is_dependent,
             )
         if shape.prefill is not None:
             tile = shape.prefill
@@ -398,10 +414,18 @@ def _launch(
         kernels.prefill(prefill.grid, *call, *prefill[kind], *own, *prefill.numbers, *numbers)
 
 
-def _launcher(kernel: object, tile: Tile, constants: dict[str, object]) -> Launcher:
+def _launcher(
+    kernel: object, tile: Tile, constants: dict[str, object], is_dependent: bool | None = None
+) -> Launcher:
     shape = {"ROWS": tile.rows, "BN": tile.keys, "STAGES": tile.stages}
     registers = {} if tile.max_registers is None else {"maxnreg": tile.max_registers}
-    return Launcher(kernel, constants | shape, num_warps=tile.num_warps, options=registers)
+    return Launcher(
+        kernel,
+        constants | shape,
+        num_warps=tile.num_warps,
+        options=registers,
+        is_dependent=is_dependent,
+    )
 
 
 def _scales_of(spec: LayerSpec) -> tuple[float, float]:

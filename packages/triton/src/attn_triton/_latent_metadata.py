@@ -38,6 +38,7 @@ class TritonMLADecode:
         decode: what the decode kernel is handed that is the same for all layers.
         combine: the same of the merging kernel; None: no request is cut.
         parts_at_once: as in `Merging`.
+        is_aligned: every tensor is at a multiple of 16 bytes.
     """
 
     grid: DecodeGrid
@@ -48,6 +49,7 @@ class TritonMLADecode:
     decode: Launch
     combine: Launch | None
     parts_at_once: int
+    is_aligned: bool
 
     @classmethod
     def of(
@@ -79,22 +81,17 @@ class TritonMLADecode:
         combine = None
         if grid.may_split:
             combine = Launch.of(merging.programs, (parts, stats, plan, starts), sizes)
+        decode = Launch.of(
+            grid.max_items * grid.blocks, (*places, plan, table), (*sizes, table.stride(0))
+        )
         return cls(
             grid=grid,
             causal=causal,
             plan=plan,
             parts=parts,
             stats=stats,
-            decode=Launch.of(
-                grid.max_items * grid.blocks,
-                (*places, plan, table, lens, starts),
-                (*sizes, table.stride(0)),
-            ),
+            decode=decode,
             combine=combine,
             parts_at_once=merging.parts_at_once,
+            is_aligned=decode.is_aligned and (combine is None or combine.is_aligned),
         )
-
-    @property
-    def is_aligned(self) -> bool:
-        """Whether every tensor is at a multiple of 16 bytes."""
-        return self.decode.is_aligned and (self.combine is None or self.combine.is_aligned)

@@ -160,8 +160,6 @@ class TritonAttentionMetadata:
                 self.stats if grid.may_split else None,
                 plan,
                 self.block_table,
-                self.key_lens,
-                self.query_start_loc,
                 self.causal_flags,
             ),
             (self.num_reqs, grid.max_items, grid.max_rows, self._table_stride),

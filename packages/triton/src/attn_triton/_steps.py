@@ -39,6 +39,7 @@ MAX_PARTS = 8
 
 _MOST_PROGRAMS_PER_UNIT = 4
 _PLAN_HEADER = 4  # as kernels.plan.HEADER, which only a process with Triton may import
+_PLAN_RECORD = 8  # as kernels.plan.RECORD
 
 _RAGGED = 2  # longest over mean; 15 x 500 + 60000 tokens on an H200: 73 us with it, 88 without
 
@@ -247,7 +248,7 @@ def plan_ints(records: int, num_reqs: int) -> int:
         records: items that it has room for.
         num_reqs: requests.
     """
-    return _PLAN_HEADER + 4 * records + 3 * (num_reqs + 1)
+    return _PLAN_HEADER + _PLAN_RECORD * records + 3 * (num_reqs + 1)
 
 
 def query_lens(common: CommonAttentionMetadata) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attn_shared.arch import parse_arch
+from attn_triton.machine import has_dependent_launch
 from attn_triton.tiles import (
     COMBINE_PARTS,
     Tile,
@@ -131,7 +132,7 @@ def prefill_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
 
 def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     """Yield how parts are merged, on every architecture alike."""
-    del arch
+    is_dependent = has_dependent_launch(parse_arch(arch))
     for size, padded in ((128, 128), (96, 128), (512, 512)):
         constants = {
             "HQ": 32,
@@ -142,6 +143,7 @@ def combine_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
             "PARTS": COMBINE_PARTS,
             "O_TOKEN": 32 * size,
             "O_HEAD": size,
+            "PDL": is_dependent,
         }
         yield KernelVariant(
             name=f"combine-bf16-d{size}",
@@ -185,7 +187,8 @@ def plan_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
 def _decode(kernel: Any, arch: str, layer: _Layer) -> KernelVariant:
     tile = decode_tiles(parse_arch(arch), layer.widths, layer.rows)[layer.is_full]
     absent = () if layer.has_parts else ("part_ptr", "stat_ptr")
-    constants = _constants(layer, tile) | {"BLOCKS": -(-layer.rows // tile.rows)}
+    own = {"BLOCKS": -(-layer.rows // tile.rows), "PDL": has_dependent_launch(parse_arch(arch))}
+    constants = _constants(layer, tile) | own
     return KernelVariant(
         name=f"decode-{layer.name}",
         kernel=kernel,

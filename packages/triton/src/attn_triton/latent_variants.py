@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from attn_shared.arch import parse_arch
 from attn_triton.attention_variants import E4M3_OF, ELEMENT_BYTES
 from attn_triton.latent_tiles import COMBINE_ROWS, LatentWidths, latent_row, latent_tile
+from attn_triton.machine import has_dependent_launch
 from attn_triton.tiles import Tile
 from attn_triton.variants import KernelVariant
 
@@ -82,7 +84,8 @@ def mla_decode_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
         descriptors = {}
         if row.has_descriptors and is_described:
             descriptors = _descriptors(layer, tile, "")
-        yield _variant(kernel, layer, tile, descriptors)
+        early = {"PDL": has_dependent_launch(parse_arch(arch))}
+        yield _variant(kernel, layer, tile, descriptors, early)
 
 
 def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
@@ -131,6 +134,7 @@ def _variant(
     layer: _Layer,
     tile: Tile,
     descriptors: dict[str, str],
+    own: Mapping[str, object] = MappingProxyType({}),
 ) -> KernelVariant:
     (latent, rope), (padded, padded_rope) = layer.sizes, layer.widths.padded
     width = latent + rope
@@ -151,6 +155,7 @@ def _variant(
         "K_BLOCK": layer.page * width,
         "K_TOKEN": width,
         "CAUSAL": 1,
+        **own,
     }
     types = {
         **dict.fromkeys(_INTEGERS, "*i32"),

@@ -25,7 +25,7 @@ from attn_triton._noting import PendingHandle, is_noting, note
 if TYPE_CHECKING:
     from attn_triton.kernels.compiling import Kind
 
-__all__ = ["AddressedLaunch", "Handle", "Launcher", "vector_width"]
+__all__ = ["AddressedLaunch", "Handle", "Launcher", "is_current", "vector_width"]
 
 _WIDEST_BYTES = 16  # what one thread loads or stores at once
 _NUMBERS = frozenset((int, float, bool))
@@ -39,13 +39,17 @@ class Handle:
     address (`data_ptr()`), which saves a tenth of the cost.
     """
 
-    __slots__ = ("_constants", "_function", "_metadata", "_run", "_stream_of", "device_index")
+    __slots__ = ("_call", "_head", "_stream_of", "_tail", "device_index")
 
-    def __init__(self, compiled: Any, num_constants: int, device_index: int) -> None:
-        self._run = compiled.run  # loads the machine code
-        self._function = compiled.function
-        self._metadata = compiled.packed_metadata
-        self._constants = (None,) * num_constants  # places that Triton's launcher skips
+    def __init__(
+        self,
+        call: Callable[..., object],
+        head: tuple[object, ...],
+        tail: tuple[None, ...],
+        device_index: int,
+    ) -> None:
+        """Keep it; `kernels.compiling.launch_call` gives the first three."""
+        self._call, self._head, self._tail = call, head, tail
         self._stream_of = _runtime()[0]
         self.device_index = device_index
 
@@ -59,10 +63,7 @@ class Handle:
         x, y, z = grid
         if x and y and z:
             stream = self._stream_of(self.device_index)
-            self._run(
-                x, y, z, stream, self._function, self._metadata, None, None, None, *args,
-                *self._constants,
-            )  # fmt: skip
+            self._call(x, y, z, stream, *self._head, *args, *self._tail)
 
 
 class Launcher:
@@ -74,6 +75,8 @@ class Launcher:
         num_warps: warps per program.
         num_stages: depth of software pipelining, or None for the compiler's own.
         options: further options of the compiler, such as `maxnreg`.
+        is_dependent: the kernel begins while the one before it ends; it has a constant PDL, and
+            keeps to `kernels.dependent`. None: it has none.
     """
 
     __slots__ = ("_constants", "_handles", "_kernel", "_options", "is_interpreted")
@@ -86,6 +89,7 @@ class Launcher:
         num_warps: int = 4,
         num_stages: int | None = None,
         options: Mapping[str, object] | None = None,
+        is_dependent: bool | None = None,
     ) -> None:
         from attn_triton.kernels.compiling import is_interpreted
 
@@ -94,6 +98,10 @@ class Launcher:
         self._options = {"num_warps": num_warps, **(options or {})}
         if num_stages is not None:
             self._options["num_stages"] = num_stages
+        if is_dependent is not None:
+            self._constants["PDL"] = is_dependent
+        if is_dependent:
+            self._options["launch_pdl"] = True
         self._handles: dict[tuple[object, ...], Handle | PendingHandle] = {}
         self.is_interpreted = is_interpreted(kernel)
 
@@ -136,13 +144,14 @@ class Launcher:
         return self._handles[key]
 
     def _compile(self, args: Sequence[object], device_index: int) -> Handle | PendingHandle:
-        from attn_triton.kernels.compiling import compile_kernel
+        from attn_triton.kernels.compiling import compile_kernel, launch_call
 
         kinds = self._kinds(args)
 
         def make() -> Handle:
             compiled = compile_kernel(self._kernel, kinds, self._constants, options=self._options)
-            return Handle(compiled, len(self._kernel.arg_names) - len(args), device_index)
+            num_constants = len(self._kernel.arg_names) - len(args)
+            return Handle(*launch_call(compiled, num_constants), device_index)
 
         if is_noting():
             note(self._kernel, kinds, self._constants, self._options)
@@ -257,6 +266,20 @@ class AddressedLaunch:
             self._launcher(grid, *tensors, *numbers)
             return
         handle(grid, *addresses, *numbers)
+
+    def handle(self, tensors: Sequence[Any], numbers: Sequence[float]) -> Handle | PendingHandle:
+        """Return the handle of such a call, for a caller that looks at its addresses itself."""
+        return self._launcher.handle(*tensors, *numbers)
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether there are no handles."""
+        return self._launcher.is_interpreted
+
+
+def is_current(handle: Handle | PendingHandle) -> bool:
+    """Return whether the current device is the handle's."""
+    return handle.device_index == _runtime()[1]()
 
 
 def vector_width(dtype: torch.dtype, numbers: Sequence[int]) -> int:

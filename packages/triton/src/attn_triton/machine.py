@@ -12,8 +12,9 @@ from attn_shared.dtypes import dtype_name
 from attn_shared.errors import UnsupportedOptionError
 from attn_shared.vendor import Fp8Format, Vendor
 
-__all__ = ["Machine", "machine_of", "require_readable"]
+__all__ = ["Machine", "has_dependent_launch", "machine_of", "require_readable"]
 
+_FIRST_DEPENDENT = 9  # compute capability, major
 _INTERPRETED = "sm_90"  # whose shapes the interpreter runs
 _FLAVOURS = {
     torch.float8_e4m3fn: Fp8Format.E4M3FN,
@@ -31,11 +32,13 @@ class Machine:
         arch: its architecture.
         compute_units: multiprocessors, compute units or Xe cores.
         cache_bytes: of the last cache that all of them share.
+        has_dependent_launch: whether a kernel may begin while the one before it ends.
     """
 
     arch: Arch
     compute_units: int
     cache_bytes: int = _CACHE_BYTES
+    has_dependent_launch: bool = False
 
 
 @functools.cache
@@ -50,7 +53,18 @@ def machine_of(device: torch.device) -> Machine:
     name = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
     arch = parse_arch(name or f"{properties.major}.{properties.minor}")
     cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
-    return Machine(arch=arch, compute_units=properties.multi_processor_count, cache_bytes=cache)
+    return Machine(
+        arch=arch,
+        compute_units=properties.multi_processor_count,
+        cache_bytes=cache,
+        has_dependent_launch=has_dependent_launch(arch),
+    )
+
+
+def has_dependent_launch(arch: Arch) -> bool:
+    """Return whether kernels there may begin while the one before them ends: Hopper and newer."""
+    number = arch.capability
+    return arch.vendor is Vendor.NVIDIA and number is not None and number.major >= _FIRST_DEPENDENT
 
 
 def require_readable(dtype: torch.dtype, device: torch.device) -> None:

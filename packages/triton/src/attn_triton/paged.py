@@ -105,14 +105,9 @@ class TritonAttentionImpl(AttentionImpl[TritonAttentionMetadata]):
         keys, tensors = self._keys(key, value, kv_cache, device, metadata)
         if output is None:
             output = query.new_empty((query.shape[0], self.spec.num_heads, self.spec.head_size_v))
-        if query.stride(2) != 1:
-            query = query.contiguous()
-        into = output
-        if output.stride(2) != 1:
-            into = torch.empty_like(output, memory_format=torch.contiguous_format)
         fresh = self._fresh(key, value, metadata)
-        self._calls.run(layer, query, into, lse, keys, tensors, fresh, metadata, step)
-        return output if into is output else output.copy_(into)
+        self._calls.run(layer, query, output, lse, keys, tensors, fresh, metadata, step)
+        return output
 
     def check_metadata(self, metadata: TritonAttentionMetadata) -> None:
         """Refuse another backend's metadata, and a step without a plan for this layer."""

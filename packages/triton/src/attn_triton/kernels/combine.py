@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 
 from attn_triton.attention_variants import combine_variants
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.dependent import wait_for_earlier
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.kernels.sweep import finish, row_start
 from attn_triton.variants import KernelVariant
 
 __all__ = ["combine", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "max_items", "max_rows", "lse_stride"])
@@ -38,6 +40,7 @@ def combine(
     PARTS: tl.constexpr,
     O_TOKEN: tl.constexpr,
     O_HEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Merge the parts of one query row; those of requests that were not cut are left alone.
 
@@ -50,11 +53,13 @@ def combine(
     row = at_row % max_rows
     kv_head = at_row // max_rows % HK
     b = at_row // max_rows // HK
-    starts_at = plan_ptr + _HEADER + 4 * max_items
+    starts_at = plan_ptr + _HEADER + _RECORD * max_items
     item = tl.load(starts_at + b)
     parts = tl.load(starts_at + 2 * (num_reqs + 1) + b)
     q0 = tl.load(query_starts + b)
     num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
+    # All above was there before the parts were made; see `dependent`.
+    wait_for_earlier(PDL)
     if parts <= 1 or row >= num_rows:
         return
     dv = tl.program_id(0) % COLUMNS * BV + tl.arange(0, BV)

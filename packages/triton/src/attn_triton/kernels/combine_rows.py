@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.kernels.sweep import finish, row_start
 from attn_triton.latent_variants import combine_rows_variants
 from attn_triton.variants import KernelVariant
@@ -15,6 +15,7 @@ from attn_triton.variants import KernelVariant
 __all__ = ["combine_rows", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "max_items", "max_rows", "lse_stride"])
@@ -44,7 +45,7 @@ def combine_rows(
     """
     blocks = (max_rows + ROWS - 1) // ROWS
     b = tl.program_id(0) // blocks
-    starts_at = plan_ptr + _HEADER + 4 * max_items
+    starts_at = plan_ptr + _HEADER + _RECORD * max_items
     item = tl.load(starts_at + b)
     parts = tl.load(starts_at + 2 * (num_reqs + 1) + b)
     if parts <= 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "has_gluon",
     "is_interpreted",
     "kind_of",
+    "launch_call",
     "make_launcher",
     "target_of",
     "type_names",
@@ -31,6 +33,8 @@ __all__ = [
 
 _WARP_SIZES = {"gfx9": 64}  # CDNA; every other GPU that Triton compiles for here has 32
 _FIRST_GLUON = (3, 6)
+_WITHOUT_CONSTANTS = ("cuda", "hip")  # whose launchers were seen to take a signature without them
+_DIRECT = "3.6."  # where a launcher's C function is known to take its arguments in this order
 _ALIGNED = [["tt.divisibility", 16]]
 _TYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -145,7 +149,38 @@ def compile_kernel(
     aligned = [name for name in kernel.arg_names if name in kinds and kinds[name].is_aligned]
     attributes = {(places[name],): _ALIGNED for name in aligned}
     source = _source(kernel)(kernel, signature, values, attributes)
-    return triton.compile(source, target=target, options=dict(options))
+    compiled = triton.compile(source, target=target, options=dict(options))
+    if compiled.metadata.target.backend in _WITHOUT_CONSTANTS:
+        # What Triton makes its launcher from: each place costs a launch, and the C code of
+        # kernels that differ in constants alone is the same.
+        run_time = {name: signature[name] for name in kernel.arg_names if name in kinds}
+        compiled.src = SimpleNamespace(fn=kernel, signature=run_time, constants={})
+    return compiled
+
+
+def launch_call(
+    compiled: CompiledKernel, num_constants: int
+) -> tuple[Callable[..., object], tuple[object, ...], tuple[None, ...]]:
+    """Return how a kernel is launched: call(x, y, z, stream, *head, *arguments, *tail).
+
+    It loads the machine code. The tail stands for constants, which some launchers skip.
+
+    Args:
+        compiled: by `compile_kernel`.
+        num_constants: constexpr parameters of the kernel.
+    """
+    run, backend = compiled.run, compiled.metadata.target.backend
+    hooks = (compiled.packed_metadata, None, None, None)
+    tail = () if backend in _WITHOUT_CONSTANTS else (None,) * num_constants
+    if backend == "cuda" and triton.__version__.startswith(_DIRECT) and not _takes_scratch(run):
+        # What Triton's own wrapper of it hands on, with a frame less.
+        attributes = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (compiled.function, *attributes, *hooks), tail
+    return run, (compiled.function, *hooks), tail
+
+
+def _takes_scratch(run: Any) -> bool:
+    return bool(run.global_scratch_size or run.profile_scratch_size)
 
 
 def make_launcher(compiled: CompiledKernel) -> None:

@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 
 from attn_triton.attention_variants import decode_variants
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.dependent import release_next, wait_for_earlier
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.kernels.sweep import bounds_of, finish, in_half, row_start, sweep
 from attn_triton.variants import KernelVariant
 
 __all__ = ["decode", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -29,8 +31,6 @@ def decode(  # size: one algorithm
     stat_ptr,
     plan_ptr,
     table_ptr,
-    lens_ptr,
-    query_starts,
     causal_ptr,
     sinks_ptr,
     slopes_ptr,
@@ -72,6 +72,7 @@ def decode(  # size: one algorithm
     SOFTCAP: tl.constexpr,
     SCALES: tl.constexpr,
     INT8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend to one part of a request's keys for up to ROWS query rows of one kv head.
 
@@ -90,8 +91,6 @@ def decode(  # size: one algorithm
         stat_ptr: (items, HK, max_rows, 2) float32: their maxima and sums.
         plan_ptr: of `plan_step`.
         table_ptr: (B, M) int32 block ids.
-        lens_ptr: (B,) int32 keys of each request.
-        query_starts: (B + 1,) int32.
         causal_ptr: (B,) bytes, with CAUSAL=2.
         sinks_ptr: (HQ,) float32.
         slopes_ptr: (HQ,) float32.
@@ -106,21 +105,24 @@ def decode(  # size: one algorithm
         v_scale: factor on the output.
         cap: with SOFTCAP the cap times log2(e).
         SCALES: 0 none, 1 per tensor, 2 per kv head.
+        PDL: launched as in `dependent`.
     """
     part_of = tl.program_id(0) // (HK * BLOCKS)
+    wait_for_earlier(PDL)
+    release_next(PDL)
     kv_head = tl.program_id(0) // BLOCKS % HK
     # All at once: a record past the last is within the plan, and what it holds is not looked at.
-    record = plan_ptr + _HEADER + 4 * part_of
+    record = plan_ptr + _HEADER + _RECORD * part_of
     num_items = tl.load(plan_ptr)
     b = tl.load(record)
     start = tl.load(record + 1)
     end = tl.load(record + 2)
     parts = tl.load(record + 3)
+    num_keys = tl.load(record + 4)
+    q0 = tl.load(record + 5)
+    num_rows = tl.load(record + 6) * (HQ // HK)
     if part_of >= num_items:
         return
-    num_keys = tl.load(lens_ptr + b)
-    q0 = tl.load(query_starts + b)
-    num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
 
     row = tl.program_id(0) % BLOCKS * ROWS + tl.arange(0, ROWS)
     live = row < num_rows

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.dependent import release_next, wait_for_earlier
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.kernels.sweep import bounds_of, finish, row_start
 from attn_triton.latent_variants import mla_decode_variants
 from attn_triton.variants import KernelVariant
@@ -21,6 +22,7 @@ from attn_triton.variants import KernelVariant
 __all__ = ["mla_decode", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 _CHUNK = tl.constexpr(64)  # columns of float32 that are multiplied at a time, in registers
 
 
@@ -86,8 +88,6 @@ def mla_decode(  # size: one algorithm
     stat_ptr,
     plan_ptr,
     table_ptr,
-    lens_ptr,
-    query_starts,
     scale_ptr,
     num_reqs,
     max_items,
@@ -112,6 +112,7 @@ def mla_decode(  # size: one algorithm
     K_BLOCK: tl.constexpr,
     K_TOKEN: tl.constexpr,
     CAUSAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend to one part of a request's latents for up to ROWS query rows.
 
@@ -136,8 +137,6 @@ def mla_decode(  # size: one algorithm
         stat_ptr: (items, max_rows, 2) float32: their maxima and sums.
         plan_ptr: of `plan_step`, for one kv head.
         table_ptr: (B, M) int32 block ids.
-        lens_ptr: (B,) int32 keys of each request.
-        query_starts: (B + 1,) int32.
         scale_ptr: (1,) float32 scale of the cache's entries, in place of `cache_scale`.
         num_reqs: B.
         max_items: of the plan.
@@ -147,21 +146,23 @@ def mla_decode(  # size: one algorithm
         scale: factor on q.k, times log2(e), without the cache's.
         cache_scale: of the cache's entries.
         CAUSAL: 1 where rows see keys up to their own, 0 where they see all.
+        PDL: launched as in `dependent`.
     """
     blocks = (max_rows + ROWS - 1) // ROWS
     part_of = tl.program_id(0) // blocks
+    wait_for_earlier(PDL)
     # All at once: a record past the last is within the plan, and what it holds is not looked at.
-    record = plan_ptr + _HEADER + 4 * part_of
+    record = plan_ptr + _HEADER + _RECORD * part_of
     num_items = tl.load(plan_ptr)
     b = tl.load(record)
     start = tl.load(record + 1)
     end = tl.load(record + 2)
     parts = tl.load(record + 3)
+    num_keys = tl.load(record + 4)
+    q0 = tl.load(record + 5)
+    num_rows = tl.load(record + 6) * HQ
     if part_of >= num_items:
         return
-    num_keys = tl.load(lens_ptr + b)
-    q0 = tl.load(query_starts + b)
-    num_rows = (tl.load(query_starts + b + 1) - q0) * HQ
     row0 = tl.program_id(0) % blocks * ROWS
     if row0 >= num_rows:
         return
@@ -246,6 +247,7 @@ def mla_decode(  # size: one algorithm
         acc = tl.dot(p.to(latent.dtype), latent, acc * fade[:, None], input_precision="ieee")
         m = top
     acc = acc * cache_scale
+    release_next(PDL)
 
     inside = live[:, None] & (dl < DL)[None, :]
     if part_ptr is not None and parts > 1:

@@ -25,13 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attn_triton.kernels.describing import RowsAt
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.latent_variants import hopper_variants
 from attn_triton.variants import KernelVariant
 
 __all__ = ["described_for_hopper", "mla_decode_hopper", "variants"]
 
 _HEADER = gl.constexpr(HEADER)
+_RECORD = gl.constexpr(RECORD)
 _LN2 = gl.constexpr(0.6931471805599453)
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed in Triton 3.7
 
@@ -108,8 +109,6 @@ def mla_decode_hopper(  # size: one algorithm
     stat_ptr,
     plan_ptr,
     table_ptr,
-    lens_ptr,
-    query_starts,
     scale_ptr,
     num_reqs,
     max_items,
@@ -153,17 +152,17 @@ def mla_decode_hopper(  # size: one algorithm
 
     blocks = (max_rows + ROWS - 1) // ROWS
     part_of = gl.program_id(0) // blocks
-    record = plan_ptr + _HEADER + 4 * part_of
+    record = plan_ptr + _HEADER + _RECORD * part_of
     num_items = gl.load(plan_ptr)
     b = gl.load(record)
     start = gl.load(record + 1)
     end = gl.load(record + 2)
     parts = gl.load(record + 3)
+    num_keys = gl.load(record + 4)
+    q0 = gl.load(record + 5)
+    num_rows = gl.load(record + 6) * HQ
     if part_of >= num_items:
         return
-    num_keys = gl.load(lens_ptr + b)
-    q0 = gl.load(query_starts + b)
-    num_rows = (gl.load(query_starts + b + 1) - q0) * HQ
     row0 = gl.program_id(0) % blocks * ROWS
     if row0 >= num_rows:
         return

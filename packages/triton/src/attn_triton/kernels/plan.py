@@ -6,7 +6,8 @@ it is replayed, and the host need not know them. The int32 buffer of a plan:
     0           number of decode items
     1           number of blocks of query rows that the prefill kernel works on
     2, 3        unused
-    4           max_items records of 4: request, first key, one past the last key, parts of it
+    4           max_items records of 8: request, first key, one past the last key, parts of it, its
+                keys, first query token, query tokens; the last is unused
     then        (B + 1) first item of each request that decodes, and the number of items
     then        (B + 1) first block of query rows of each request that does not
     then        B parts of each request
@@ -23,10 +24,12 @@ from attn_triton.attention_variants import plan_variants
 from attn_triton.kernels.sweep import bounds_of
 from attn_triton.variants import KernelVariant
 
-__all__ = ["HEADER", "plan_step", "variants"]
+__all__ = ["HEADER", "RECORD", "plan_step", "variants"]
 
 HEADER = 4
+RECORD = 8
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 
 
 @triton.jit
@@ -62,6 +65,14 @@ def _parts_of_its_own(tiles, MAX_PARTS: tl.constexpr, LEAST: tl.constexpr):
     """Cut each request by its own length alone, whatever shares the batch."""
     size = tl.maximum((tiles + MAX_PARTS - 1) // MAX_PARTS, LEAST)
     return tl.maximum((tiles + size - 1) // size, 1), size
+
+
+@triton.jit
+def _store_request(record, length, start, query_len, live):
+    """Write what decode must know of a request, so that it need not look that up elsewhere."""
+    tl.store(record + 4, length, mask=live)
+    tl.store(record + 5, start, mask=live)
+    tl.store(record + 6, query_len, mask=live)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "max_items", "slots", "decode_rows", "group", "rows"])
@@ -108,7 +119,7 @@ def plan_step(
     start = tl.load(query_starts + b, mask=exists, other=0)
     query_len = tl.load(query_starts + b + 1, mask=exists, other=0) - start
     decodes = exists & (query_len > 0) & (query_len <= decode_rows)
-    starts_at = plan_ptr + _HEADER + 4 * max_items
+    starts_at = plan_ptr + _HEADER + _RECORD * max_items
     count = 0
     if not DENSE:
         length = tl.load(lens_ptr + b, mask=exists, other=0)
@@ -130,12 +141,13 @@ def plan_step(
         tl.store(starts_at + num_reqs, count)
         for part in range(tl.max(parts, 0)):
             live = (part < parts) & (item + part < max_items)
-            record = plan_ptr + _HEADER + 4 * (item + part)
+            record = plan_ptr + _HEADER + _RECORD * (item + part)
             begin = first + part * size * TILE
             tl.store(record, b, mask=live)
             tl.store(record + 1, begin, mask=live)
             tl.store(record + 2, tl.minimum(begin + size * TILE, end), mask=live)
             tl.store(record + 3, parts, mask=live)
+            _store_request(record, length, start, query_len, live)
     blocks = tl.where(decodes | (query_len == 0), 0, (query_len * group + rows - 1) // rows)
     block = tl.cumsum(blocks, 0) - blocks
     num_blocks = tl.sum(blocks, 0)

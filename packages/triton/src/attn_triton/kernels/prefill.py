@@ -8,13 +8,14 @@ import triton
 import triton.language as tl
 
 from attn_triton.attention_variants import prefill_variants
-from attn_triton.kernels.plan import HEADER
+from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.kernels.sweep import bounds_of, finish, in_half, row_start, sweep
 from attn_triton.variants import KernelVariant
 
 __all__ = ["prefill", "variants"]
 
 _HEADER = tl.constexpr(HEADER)
+_RECORD = tl.constexpr(RECORD)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -108,7 +109,7 @@ def prefill(  # size: one algorithm
     if tl.program_id(0) // HK >= num_blocks:
         return
     block = num_blocks - 1 - tl.program_id(0) // HK
-    starts = plan_ptr + _HEADER + 4 * max_items + num_reqs + 1
+    starts = plan_ptr + _HEADER + _RECORD * max_items + num_reqs + 1
     b = _request_of(block, starts, num_reqs)
     q0 = tl.load(query_starts + b)
     num_rows = (tl.load(query_starts + b + 1) - q0) * (HQ // HK)
