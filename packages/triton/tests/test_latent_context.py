@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_shared import kv_write as by_torch
 from attn_shared._mla_forward import gather_latents as gather_by_torch
-from attn_shared.errors import InvalidInputError
+from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.kv_cache import MLAAttentionSpec
 from attn_shared.merge import merge_into as merge_by_torch
 from attn_shared.quantization import quantize_fp8
@@ -157,3 +157,10 @@ def test_parts_that_do_not_fit_are_refused(device: torch.device) -> None:
     total, lse = torch.zeros(4, 2, 8, device=device), torch.zeros(2, 4, device=device)
     with pytest.raises(InvalidInputError, match=r"outputs\[1\] is .*\(3, 2, 8\)"):
         merge_into(total, lse, torch.zeros(3, 2, 8, device=device), lse)
+
+
+def test_a_part_that_asks_for_a_gradient_is_refused(device: torch.device) -> None:
+    total, lse = torch.zeros(4, 2, 8, device=device), torch.zeros(2, 4, device=device)
+    found = torch.ones(4, 2, 8, device=device, requires_grad=True)
+    with pytest.raises(UnsupportedOptionError, match="found"):
+        merge_into(total, lse, found, lse.clone())

@@ -134,7 +134,11 @@ def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, found_lse: Tenso
 
     Raises:
         InvalidInputError: shapes or devices differ.
+        UnsupportedOptionError: a gradient is asked for.
     """
+    if torch.is_grad_enabled():
+        given = {"total": total, "total_lse": total_lse, "found": found, "found_lse": found_lse}
+        require_no_gradients("attn_triton.merge", given)
     facts = ("into", *map(_facts, (total, total_lse, found, found_lse)))
     plan = _PLANS.get(facts)
     if plan is None:
