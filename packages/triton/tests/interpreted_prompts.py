@@ -9,15 +9,21 @@ from interpreted_backend import InterpretedBackend
 
 from attn_shared.arch import Arch
 from attn_triton import _prompt_plan, _route, _steps
-from attn_triton.prompt_tiles import PromptTile
+from attn_triton.prompt_tiles import PromptKernel, PromptTile
 from attn_triton.tiles import Widths
 
 _TILE = PromptTile(block=16, is_pair=True, keys=16, num_warps=4, stages=2)
 
 
-def _small_tile(arch: Arch, widths: Widths, *, is_few: bool = False) -> PromptTile | None:
+def _small_tile(
+    arch: Arch,
+    widths: Widths,
+    *,
+    is_few: bool = False,
+    kernel: PromptKernel = PromptKernel.PORTABLE,
+) -> PromptTile | None:
     sizes = (widths.head_size, widths.head_size_v)
-    return _TILE if sizes == widths.padded else None
+    return _TILE if sizes == widths.padded and kernel is PromptKernel.PORTABLE else None
 
 
 _route.prompt_tile = _small_tile

@@ -10,7 +10,7 @@ from attn_conformance.case import Case
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.request import AttentionType
 
-__all__ = ["large_cases", "prompt_cases"]
+__all__ = ["hopper_cases", "large_cases", "prompt_cases"]
 
 _WHOLE = Case(
     name="whole prompts",
@@ -104,4 +104,21 @@ def prompt_cases() -> tuple[Case, ...]:
             query_lens=(70, 3, 65),
             seq_lens=(300, 65, 70),
         ),
+    )
+
+
+def hopper_cases() -> tuple[Case, ...]:
+    """Return those that the kernel for Hopper serves, in the widths of heads that it does."""
+    served = [
+        case
+        for case in prompt_cases()
+        if case.head_size == 64
+        and case.window == (None, None)
+        and not case.chunk_size
+        and case.softcap is None
+    ]
+    return tuple(
+        replace(case, name=f"{case.name}, {size}", head_size=size, head_size_v=size)
+        for case in served
+        for size in (128, 256)
     )

@@ -72,7 +72,18 @@ def test_a_batch_invariant_prompt_has_one_way() -> None:
     found = told(batch_invariant=True, block_size=128)
     assert list(found) == ["decodes", "prompts"]
     assert "1 query token per request" in found["decodes"][1]
-    assert found["prompts"][0] == "the kernel for long prompts"
+    assert found["prompts"][0] == "the kernel for long prompts on Hopper"
+
+
+def test_which_of_the_kernels_for_long_prompts_runs() -> None:
+    rows = "long prompts, all keys new"
+    assert told()[rows][0] == "the kernel for long prompts on Hopper"
+    kernel, why = told(window=(1023, 0))[rows]
+    assert kernel == "the kernel for long prompts"
+    assert why.endswith("; not that for Hopper: a window")
+    kernel, why = told("b200")[rows]
+    assert kernel == "the kernel for long prompts"
+    assert "Hopper" not in why
 
 
 def test_without_a_cache_nothing_decodes() -> None:

@@ -36,7 +36,8 @@ TILE = Tile(rows=64, keys=64, num_warps=8, stages=2)
 def test_it_attends(batch: dict[str, Any], dtype: torch.dtype, page: int) -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("no Hopper GPU")
-    from attn_triton.kernels.mla_decode_hopper import described_for_hopper, mla_decode_hopper
+    from attn_triton.kernels.describing_hopper import described_for_hopper
+    from attn_triton.kernels.mla_decode_hopper import mla_decode_hopper
 
     made = make("cuda", **batch, page=page, dtype=dtype)
     options = {"kernel": mla_decode_hopper, "describe": described_for_hopper}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from prompt_cases import large_cases, prompt_cases
+from prompt_cases import hopper_cases, large_cases, prompt_cases
 
 from attn_conformance.case import Case
 from attn_conformance.checks import Answer, check_numbers
@@ -17,9 +17,19 @@ from attn_conformance.suite import Suite
 from attn_shared.arch import parse_arch
 from attn_shared.spec import LayerSpec
 from attn_triton import _prompt_programs
-from attn_triton._route import Context, Fresh, Route, plain_because, route_of, tile_of
+from attn_triton._prompts import CopyRoom, PromptGrid, Prompts, kind_of
+from attn_triton._route import (
+    Context,
+    Fresh,
+    Route,
+    plain_because,
+    portable_because,
+    route_of,
+    tile_of,
+    tile_within,
+)
 from attn_triton._rows import cache_matrix, token_matrix
-from attn_triton.prompt_tiles import section_heads
+from attn_triton.prompt_tiles import PromptKernel, section_heads
 from attn_triton.tiles import Widths
 
 HOPPER = parse_arch("sm_90")
@@ -44,6 +54,25 @@ def test_answers(device: torch.device, case: Case, routes: list[Route | None]) -
     check_numbers(Subject.find(_NAMES.get(device.type, "TRITON_ATTN"), str(device)), case)
     assert routes
     assert None not in routes
+
+
+@pytest.mark.cuda(min_capability=(9, 0))
+@pytest.mark.parametrize("case", hopper_cases(), ids=lambda case: case.name)
+def test_answers_of_the_kernel_for_hopper(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attn_triton.kernels.compiling import has_gluon
+
+    if torch.cuda.get_device_capability()[0] != 9 or not has_gluon():
+        pytest.skip("no Hopper GPU, or no Triton with the Gluon that it is in")
+    seen: list[Any] = []
+    made = _prompt_programs._for_hopper
+
+    def watched(*args: Any) -> Any:
+        seen.append(args)
+        return made(*args)
+
+    monkeypatch.setattr(_prompt_programs, "_for_hopper", watched)
+    check_numbers(Subject.find("TRITON_ATTN", "cuda:0"), case)
+    assert seen
 
 
 @pytest.mark.cuda
@@ -161,6 +190,66 @@ def test_where_keys_are_read() -> None:
     assert route(page=64, is_stored_alike=False) == (Context.ROWS, Fresh.NONE)
     sharing = layer(kv_sharing_target="other")
     assert route(sharing, page=64) == (Context.PAGES, Fresh.NONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window": (1023, 0)}, "a window"),
+        ({"chunk_size": 64}, "chunked attention"),
+        ({"softcap": 30.0}, "softcap"),
+        ({"head_size": 64, "head_size_v": 64}, "head sizes 64 and 64 on sm_90 have no tile"),
+    ],
+)
+def test_what_runs_on_the_kernel_for_every_gpu(options: dict[str, Any], words: str) -> None:
+    reason = portable_because(layer(**options), HOPPER, has_gluon=True)
+    assert reason is not None
+    assert words in reason
+
+
+def test_what_runs_on_the_kernel_for_hopper() -> None:
+    for size in (128, 256):
+        spec = layer(head_size=size, head_size_v=size, has_sinks=True, dtype=torch.float16)
+        assert portable_because(spec, HOPPER, has_gluon=True) is None
+        without = portable_because(spec, HOPPER, has_gluon=False)
+        assert without is not None
+        assert "Gluon" in without
+        elsewhere = portable_because(spec, parse_arch("sm_100"), has_gluon=True)
+        assert elsewhere is not None
+        assert "on sm_100" in elsewhere
+
+
+@pytest.mark.parametrize(("page", "fits"), [(16, False), (64, True), (192, True), (128, True)])
+def test_pages_that_the_kernel_for_hopper_reads(page: int, fits: bool) -> None:
+    tile = tile_of(layer(), HOPPER, kernel=PromptKernel.HOPPER)
+    assert tile is not None
+    assert tile_within(tile, page) == (tile if fits else None)
+    assert tile.cached(128) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "blocks", "longest", "programs"),
+    [
+        (PromptKernel.PORTABLE, 32, 4096, 1024),
+        (PromptKernel.HOPPER, 32, 4096, 132),
+        (PromptKernel.HOPPER, 2, 256, 64),
+        (PromptKernel.HOPPER, 128, 16384, 4096),
+    ],
+)
+def test_programs(kernel: PromptKernel, blocks: int, longest: int, programs: int) -> None:
+    tile = tile_of(layer(), HOPPER, kernel=kernel)
+    assert tile is not None
+    flags = ("has_context", "may_copy", "is_invariant", "allows_fresh")
+    grid = PromptGrid(
+        kind=kind_of(tile, **dict.fromkeys(flags, False)),
+        blocks=torch.empty(0),
+        prompts=Prompts(num_blocks=blocks, longest=longest, has_context=False, num_keys=None),
+        decode_tokens=1,
+        section_heads=32,
+        room=CopyRoom(),
+        compute_units=132,
+    )
+    assert grid.programs(32) == programs
 
 
 def test_rows_of_tokens() -> None:

@@ -89,7 +89,7 @@ class LatentCache:
 
 def _describer(route: LatentRoute) -> Any:
     if route is LatentRoute.HOPPER:
-        from attn_triton.kernels.mla_decode_hopper import described_for_hopper
+        from attn_triton.kernels.describing_hopper import described_for_hopper
 
         return described_for_hopper
     from attn_triton.kernels.describing import described

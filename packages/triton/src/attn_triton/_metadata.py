@@ -196,7 +196,7 @@ class TritonAttentionMetadata:
         found = self._prompt_launches.get(num_heads)
         if found is None:
             found = self._prompt_launches[num_heads] = Launch.of(
-                grid.prompts.num_blocks * num_heads,
+                grid.programs(num_heads),
                 (
                     grid.blocks,
                     self.block_table,

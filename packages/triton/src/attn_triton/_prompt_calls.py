@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -104,9 +103,9 @@ class PromptCalls:
         new = (None, None)
         if program.fresh is not None and fresh is not None:
             tokens = metadata.num_keys or metadata.num_actual_tokens
-            new = _describe_pair(fresh, program.fresh, tokens, program.tile.keys, self._widths)
-        rows = (metadata.num_actual_tokens, program.tile.block)
-        described = (_describe(query, program.query, *rows, self._spec.head_size), *cached, *new)
+            new = _describe_pair(program, fresh, program.fresh, tokens, self._widths)
+        rows = (metadata.num_actual_tokens, program.tile.block, self._spec.head_size)
+        described = (_describe(program, query, program.query, *rows), *cached, *new)
         launch = metadata.prompt_launch(grid, self._spec.num_heads)
         factors = (numbers[0] * scales[1], scales[2], numbers[1])
         self._launch(program, launch, described, (output, lse), own, factors)
@@ -151,14 +150,15 @@ class PromptCalls:
         tensors: Callable[[], KeysValuesTensors],
     ) -> tuple[Any, Any]:
         """Return descriptors of a cache; by address, they keep it neither alive nor in doubt."""
-        key = (keys.key, keys.value, keys.rows, keys.strides, program.tile.keys)
+        tile = program.tile
+        key = (keys.key, keys.value, keys.rows, keys.strides, tile.keys, tile.kernel)
         found = self._described.get(key)
         if found is None:
             if program.cached is None:
                 raise TypeError("a route over pages has matrices of the cache")
             views = tensors()[:2]
             found = tuple(
-                _describe(view, matrix, _rows_of(matrix, keys), program.tile.keys, width)
+                _describe(program, view, matrix, _rows_of(matrix, keys), *tile.cached(width))
                 for view, matrix, width in zip(views, program.cached, self._widths, strict=True)
             )
             if keys.device.type != "cpu":  # there they are tensors
@@ -188,7 +188,7 @@ class PromptCalls:
             (*tensors()[:2], *rows, *step),
             (metadata.num_reqs, grid.decode_tokens, table.stride(0), chunks, count),
         )
-        return _describe_pair(rows, program.cached, count, program.tile.keys, self._widths)
+        return _describe_pair(program, rows, program.cached, count, self._widths)
 
     def _launch(
         self,
@@ -232,22 +232,21 @@ def _rows_of(matrix: Any, keys: KeysValues) -> int:
 
 
 def _describe_pair(
-    tensors: Sequence[Tensor], matrices: Matrices, rows: int, tile: int, widths: tuple[int, int]
+    program: PromptProgram,
+    tensors: Sequence[Tensor],
+    matrices: Matrices,
+    rows: int,
+    widths: tuple[int, int],
 ) -> tuple[Any, Any]:
+    tile = program.tile.keys
     return (
-        _describe(tensors[0], matrices[0], rows, tile, widths[0]),
-        _describe(tensors[1], matrices[1], rows, tile, widths[1]),
+        _describe(program, tensors[0], matrices[0], rows, tile, widths[0]),
+        _describe(program, tensors[1], matrices[1], rows, tile, widths[1]),
     )
 
 
-def _describe(tensor: Tensor, matrix: Any, rows: int, tile: int, width: int) -> Any:
+def _describe(
+    program: PromptProgram, tensor: Tensor, matrix: Any, rows: int, tile: int, width: int
+) -> Any:
     shape = [rows, matrix.columns]
-    return _describer()(tensor, tensor.data_ptr(), shape, matrix.stride, (tile, width))
-
-
-@functools.cache
-def _describer() -> Callable[..., Any]:
-    """Return what makes descriptors; an import in each call would take longer than that."""
-    from attn_triton.kernels.describing import described
-
-    return described
+    return program.describe(tensor, tensor.data_ptr(), shape, matrix.stride, (tile, width))

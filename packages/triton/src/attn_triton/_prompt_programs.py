@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from attn_triton._rows import Matrix, cache_matrix, dense_matrix, token_matrix
 from attn_triton._visibility import Visibility
 from attn_triton.launch import AlignedLaunch, Handle, Launcher
 from attn_triton.machine import machine_of
-from attn_triton.prompt_tiles import PromptTile
+from attn_triton.prompt_tiles import PromptKernel, PromptTile
 
 __all__ = ["Matrices", "PromptProgram", "program_for"]
 
@@ -35,6 +36,7 @@ class PromptProgram:
         fresh: the call's keys and values likewise, where they are read.
         cached: the cache's, or the rows that they are copied to, likewise.
         launcher: compiles, and looks at each tensor.
+        describe: makes descriptors of tensors, in the kernel's own form.
         copier: copies pages to rows, with Context.ROWS.
         handles: take addresses of aligned tensors; by whether there are no LSE and no scales.
     """
@@ -45,6 +47,7 @@ class PromptProgram:
     fresh: Matrices | None
     cached: Matrices | None
     launcher: Launcher
+    describe: Callable[..., Any]
     copier: AlignedLaunch | None
     handles: dict[tuple[bool, bool], Handle | PendingHandle] = field(default_factory=dict)
 
@@ -106,31 +109,56 @@ def program_for(
         cached = first, second
     constants = {
         **_places(matrix, output, new, cached),
-        **_of_layer(spec, seen),
+        **_of_layer(spec),
         **_of_route(route, keys.page),
         "BLOCK": tile.block,
         "BN": tile.keys,
-        "TWO": tile.is_pair,
         "STAGES": tile.stages,
         "CAUSAL": causal,
         "SCALES": scales_mode,
     }
+    make = _portable if tile.kernel is PromptKernel.PORTABLE else _for_hopper
+    launcher, describe = make(spec, seen, tile, constants)
     return PromptProgram(
         route=route,
         tile=tile,
         query=matrix,
         fresh=new,
         cached=cached,
-        launcher=_launcher(constants, tile.num_warps, tile.max_registers),
+        launcher=launcher,
+        describe=describe,
         copier=copier,
     )
 
 
-def _launcher(constants: dict[str, object], num_warps: int, max_registers: int | None) -> Launcher:
+def _portable(
+    spec: LayerSpec, seen: Visibility, tile: PromptTile, constants: dict[str, object]
+) -> tuple[Launcher, Callable[..., Any]]:
+    from attn_triton.kernels.describing import described
     from attn_triton.kernels.prompt import prompt
 
-    registers = {} if max_registers is None else {"maxnreg": max_registers}
-    return Launcher(prompt, constants, num_warps=num_warps, options=registers)
+    own = {
+        "TWO": tile.is_pair,
+        "LEFT": seen.left,
+        "RIGHT": seen.right,
+        "CHUNK": seen.chunk,
+        "SOFTCAP": spec.softcap is not None,
+    }
+    registers = {} if tile.max_registers is None else {"maxnreg": tile.max_registers}
+    launcher = Launcher(prompt, constants | own, num_warps=tile.num_warps, options=registers)
+    return launcher, described
+
+
+def _for_hopper(
+    spec: LayerSpec, seen: Visibility, tile: PromptTile, constants: dict[str, object]
+) -> tuple[Launcher, Callable[..., Any]]:
+    """Return the same of the other kernel, which `portable_because` keeps from the rest."""
+    from attn_triton.kernels.describing_hopper import described_for_hopper
+    from attn_triton.kernels.prompt_hopper import prompt_hopper
+
+    own = {"STAGED": tile.is_staged}
+    launcher = Launcher(prompt_hopper, constants | own, num_warps=tile.num_warps)
+    return launcher, described_for_hopper
 
 
 def _pair(key: Matrix | None, value: Matrix | None) -> Matrices | None:
@@ -186,16 +214,12 @@ def _places(
     return found
 
 
-def _of_layer(spec: LayerSpec, seen: Visibility) -> dict[str, object]:
+def _of_layer(spec: LayerSpec) -> dict[str, object]:
     return {
         "HQ": spec.num_heads,
         "HK": spec.num_kv_heads,
         "D": spec.head_size,
         "DV": spec.head_size_v,
-        "LEFT": seen.left,
-        "RIGHT": seen.right,
-        "CHUNK": seen.chunk,
-        "SOFTCAP": spec.softcap is not None,
     }
 
 

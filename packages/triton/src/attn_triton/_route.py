@@ -11,8 +11,8 @@ from attn_shared.arch import Arch
 from attn_shared.quantization import FP8_DTYPES
 from attn_shared.request import AttentionType
 from attn_shared.spec import LayerSpec
-from attn_triton._visibility import CACHE_FREE
-from attn_triton.prompt_tiles import PromptTile, prompt_tile
+from attn_triton._visibility import CACHE_FREE, visibility_of
+from attn_triton.prompt_tiles import HOPPER_PIECE, PromptKernel, PromptTile, prompt_tile
 from attn_triton.tiles import Widths
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Fresh",
     "Route",
     "plain_because",
+    "portable_because",
     "route_of",
     "tile_of",
     "tile_within",
@@ -92,19 +93,50 @@ def plain_because(
     return None
 
 
-def tile_of(spec: LayerSpec, arch: Arch, *, is_few: bool = False) -> PromptTile | None:
-    """Return the shape of the kernel for long prompts, or None; see `prompt_tile`."""
+def portable_because(spec: LayerSpec, arch: Arch, *, has_gluon: bool) -> str | None:
+    """Return why a layer's long prompts run on the kernel for every GPU; None: on Hopper's.
+
+    Args:
+        spec: of the layer, which `plain_because` has nothing against.
+        arch: of the device.
+        has_gluon: Triton has the language that the kernel for Hopper is written in.
+    """
+    if tile_of(spec, arch, kernel=PromptKernel.HOPPER) is None:
+        sizes = f"head sizes {spec.head_size} and {spec.head_size_v}"
+        return f"{sizes} on {arch.canonical} have no tile of the kernel for Hopper"
+    seen = visibility_of(spec)
+    if seen.left >= 0 or seen.right >= 0:
+        return "a window"
+    if seen.chunk:
+        return "chunked attention"
+    if spec.softcap is not None:
+        return "softcap"
+    if not has_gluon:
+        return "Triton before 3.6, or its interpreter, has not the Gluon that it is written in"
+    return None
+
+
+def tile_of(
+    spec: LayerSpec,
+    arch: Arch,
+    *,
+    is_few: bool = False,
+    kernel: PromptKernel = PromptKernel.PORTABLE,
+) -> PromptTile | None:
+    """Return the shape of a kernel for long prompts, or None; see `prompt_tile`."""
     widths = Widths(
         head_size=spec.head_size,
         head_size_v=spec.head_size_v,
         element_bytes=spec.dtype.itemsize,
         cache_bytes=spec.dtype.itemsize,
     )
-    return prompt_tile(arch, widths, is_few=is_few)
+    return prompt_tile(arch, widths, is_few=is_few, kernel=kernel)
 
 
 def tile_within(tile: PromptTile, page: int) -> PromptTile | None:
-    """Return the shape whose tiles of keys each lie in one page; None where pages are too small."""
+    """Return the shape whose tiles are read out of pages; None where these are too small for it."""
+    if tile.kernel is PromptKernel.HOPPER:  # which copies a tile from several pages
+        return tile if page and page % HOPPER_PIECE == 0 else None
     fitting = (keys for keys in (tile.keys, _FEWEST_KEYS) if page and page % keys == 0)
     keys = next(fitting, None)
     return None if keys is None else replace(tile, keys=min(keys, tile.keys))

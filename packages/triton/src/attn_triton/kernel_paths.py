@@ -19,6 +19,7 @@ from attn_triton._route import (
     MOST_COPIED_BYTES,
     Context,
     plain_because,
+    portable_because,
     route_of,
     tile_of,
 )
@@ -28,14 +29,15 @@ __all__ = ["arch_of", "kernel_paths_of"]
 
 _PLAIN = "the plain kernel, by blocks of query rows"
 _LONG = "the kernel for long prompts"
+_HOPPER = "the kernel for long prompts on Hopper"
 
 
 def kernel_paths_of(request: AttentionRequest, device: DeviceFacts) -> tuple[KernelPath, ...]:
     """Return the ways of a request that TRITON_ATTN's capability serves.
 
-    A layer's scale is taken for positive, rows of the call for ones that a descriptor reads, and
-    `BuildConfig` for its default: otherwise the plain kernel runs, or fresh keys of a quantised
-    cache are read.
+    A layer's scale is taken for positive, rows of the call for ones that a descriptor reads,
+    `BuildConfig` for its default, and Triton for one with Gluon: otherwise the plain kernel runs,
+    fresh keys of a quantised cache are read, or the kernel for long prompts of every GPU runs.
 
     Args:
         request: with the block size that it would get.
@@ -69,6 +71,9 @@ def _long_prompts(
     tile = tile_of(spec, arch)
     if tile is None:
         return
+    portable = portable_because(spec, arch, has_gluon=True)
+    kernel = _HOPPER if portable is None else _LONG
+    instead = f"; not that for Hopper: {portable}" if portable and arch.family == "hopper" else ""
     page = 0 if request.is_cache_free else request.block_size or 0
     whens = {False: "long prompts, all keys new", True: "long prompts after earlier keys"}
     if request.is_cache_free:
@@ -88,7 +93,7 @@ def _long_prompts(
         if route is None:
             yield KernelPath(rows=rows, kernel=_PLAIN, why="keys can be read in no other way")
             continue
-        yield KernelPath(rows=rows, kernel=_LONG, why=_reads(route.context, page))
+        yield KernelPath(rows=rows, kernel=kernel, why=_reads(route.context, page) + instead)
 
 
 def _reads(context: Context, page: int) -> str:

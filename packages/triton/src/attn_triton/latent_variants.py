@@ -12,16 +12,12 @@ from attn_triton.attention_variants import E4M3_OF, ELEMENT_BYTES
 from attn_triton.latent_tiles import COMBINE_ROWS, LatentWidths, latent_row, latent_tile
 from attn_triton.machine import has_dependent_launch
 from attn_triton.tiles import Tile
-from attn_triton.variants import KernelVariant
+from attn_triton.variants import GLUON_LAYOUT, KernelVariant
 
-__all__ = ["SHARED_LAYOUT", "combine_rows_variants", "hopper_variants", "mla_decode_variants"]
+__all__ = ["combine_rows_variants", "hopper_variants", "mla_decode_variants"]
 
 _INTEGERS = ("plan_ptr", "table_ptr", "lens_ptr", "query_starts")
 _FLOATS = ("scale", "cache_scale")
-SHARED_LAYOUT = (
-    "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=False, "
-    "fp4_padded=False, cga_layout=[])"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ def hopper_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
     main = _Layer(name="hopper-128-heads", heads=128, is_main=True)
     for layer in (main, replace(main, name="hopper-fp16", element="fp16", cache="fp16")):
         tile = latent_tile(parse_arch(arch), layer.widths, layer.heads)
-        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{SHARED_LAYOUT}"))
+        yield _variant(kernel, layer, tile, _descriptors(layer, tile, f",{GLUON_LAYOUT}"))
 
 
 def combine_rows_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:

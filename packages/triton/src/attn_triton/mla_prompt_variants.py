@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from attn_shared.arch import parse_arch
-from attn_triton.latent_variants import SHARED_LAYOUT
 from attn_triton.mla_prompt_tiles import GROUP_ROWS, mla_prompt_tile
-from attn_triton.variants import KernelVariant
+from attn_triton.variants import GLUON_LAYOUT, KernelVariant
 
 __all__ = ["mla_prompt_variants"]
 
@@ -54,7 +53,7 @@ def _variant(kernel: Any, element: str, *, is_causal: bool, is_apart: bool) -> K
     }
     types = {
         **{
-            name: f"tensordesc<{element}[{rows}, {columns}],{SHARED_LAYOUT}>"
+            name: f"tensordesc<{element}[{rows}, {columns}],{GLUON_LAYOUT}>"
             for name, (rows, columns) in tiles.items()
         },
         **dict.fromkeys(_INTEGERS, "*i32"),

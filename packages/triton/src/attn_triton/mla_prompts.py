@@ -150,7 +150,7 @@ class HopperPrompts:
         )
 
     def _tiles(self, rows: Tensor, matrix: Matrix, width: int, height: int = GROUP_ROWS) -> Any:
-        from attn_triton.kernels.mla_decode_hopper import described_for_hopper
+        from attn_triton.kernels.describing_hopper import described_for_hopper
 
         shape = [len(rows), matrix.columns]
         return described_for_hopper(rows, rows.data_ptr(), shape, matrix.stride, (height, width))

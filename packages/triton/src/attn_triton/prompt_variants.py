@@ -8,12 +8,18 @@ from typing import Any
 
 from attn_shared.arch import parse_arch
 from attn_triton._prompts import COPIED_TOKENS
-from attn_triton._route import Context, Fresh
-from attn_triton.prompt_tiles import PromptTile, prompt_tile
+from attn_triton._route import Context, Fresh, tile_within
+from attn_triton.prompt_tiles import PromptKernel, PromptTile, prompt_tile
 from attn_triton.tiles import Widths
-from attn_triton.variants import KernelVariant
+from attn_triton.variants import GLUON_LAYOUT, KernelVariant
 
-__all__ = ["block_variants", "copy_variants", "prompt_variants", "variant_of"]
+__all__ = [
+    "block_variants",
+    "copy_variants",
+    "hopper_prompt_variants",
+    "prompt_variants",
+    "variant_of",
+]
 
 _PAGE = 64
 _SCALES: tuple[str, ...] = ("k_scale_ptr", "v_scale_ptr")
@@ -93,9 +99,32 @@ def prompt_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
             )
 
 
+def _hopper_prompts() -> Iterator[_Prompts]:
+    main = _Prompts(name="bf16-d128", is_main=True)
+    yield main
+    rest = replace(main, is_main=False)
+    yield replace(rest, name="bf16-d128-pages", context=Context.PAGES)
+    yield replace(rest, name="bf16-d128-rows", context=Context.ROWS)
+    yield replace(rest, name="bf16-d128-stored", context=Context.PAGES, fresh=Fresh.NONE)
+    yield replace(rest, name="bf16-d128-encoder", fresh=Fresh.ALL, causal=0)
+    yield replace(rest, name="fp16-d128", element="fp16")
+    yield replace(rest, name="bf16-d256", size=256)
+
+
+def hopper_prompt_variants(kernel: Any, arch: str) -> Iterator[KernelVariant]:
+    """Yield the same for the kernel for Hopper, and nothing elsewhere."""
+    for prompts in _hopper_prompts():
+        tile = prompt_tile(parse_arch(arch), prompts.widths, kernel=PromptKernel.HOPPER)
+        if tile is not None and prompts.context is Context.PAGES:
+            tile = tile_within(tile, _PAGE)
+        if tile is not None:
+            yield variant_of(kernel, prompts, tile)
+
+
 def variant_of(kernel: Any, prompts: _Prompts, tile: PromptTile) -> KernelVariant:
     """Return how a kernel is launched for such a layer and batch."""
     constants = _constants(prompts, tile)
+    constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     absent = _SCALES if prompts.has_all else (*_SCALES, *_FEATURES)
     if prompts.context is Context.NONE:
         absent = (*absent, "k_desc", "v_desc")
@@ -103,12 +132,16 @@ def variant_of(kernel: Any, prompts: _Prompts, tile: PromptTile) -> KernelVarian
         absent = (*absent, "table_ptr")
     if prompts.fresh is Fresh.NONE:
         absent = (*absent, "new_k_desc", "new_v_desc")
-    rows = {"q_desc": tile.block}
+    boxes = {"q_desc": (tile.block, prompts.size)}
+    if prompts.context is Context.PAGES:
+        boxes |= dict.fromkeys(("k_desc", "v_desc"), tile.cached(prompts.size))
+    tiles = (tile.keys, prompts.size)
+    own = f",{GLUON_LAYOUT}" if tile.kernel is PromptKernel.HOPPER else ""
     types = {
         **dict.fromkeys(_INTEGERS, "*i32"),
         **dict.fromkeys(("scale", "v_scale", "cap"), "fp32"),
         **{
-            name: f"tensordesc<{prompts.element}[{rows.get(name, tile.keys)}, {prompts.size}]>"
+            name: f"tensordesc<{prompts.element}{list(boxes.get(name, tiles))}{own}>"
             for name in ("q_desc", "k_desc", "v_desc", "new_k_desc", "new_v_desc")
         },
         "out_ptr": f"*{prompts.element}",
@@ -120,7 +153,7 @@ def variant_of(kernel: Any, prompts: _Prompts, tile: PromptTile) -> KernelVarian
         name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names
     }
     return KernelVariant(
-        name=f"prompt-{prompts.name}",
+        name=f"{kernel.__name__.replace('_', '-')}-{prompts.name}",
         kernel=kernel,
         signature=signature,
         constants=constants,
@@ -142,6 +175,7 @@ def _constants(prompts: _Prompts, tile: PromptTile) -> dict[str, object]:
         "BN": tile.keys,
         "TWO": tile.is_pair,
         "STAGES": tile.stages,
+        "STAGED": tile.is_staged,
         "CONTEXT": int(prompts.context),
         "FRESH": int(prompts.fresh),
         "PAGE": _PAGE if is_paged else 0,

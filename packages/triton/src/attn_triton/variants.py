@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "KernelVariant", "all_variants"]
+__all__ = ["ARCHITECTURES", "GLUON_LAYOUT", "KernelVariant", "all_variants"]
 
 ARCHITECTURES = (
     "sm_80",
@@ -26,6 +26,13 @@ ARCHITECTURES = (
     "gfx1201",
 )
 """What the kernels are compiled for; Intel's GPUs need a build of Triton that is on no index."""
+
+GLUON_LAYOUT = (
+    "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=False, "
+    "fp4_padded=False, cga_layout=[])"
+)
+"""In shared memory, of tiles of half precision that are 64 columns wide or more, in Gluon's words:
+part of their descriptors' types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,9 @@ One program writes the list, so that a captured step is right for whatever lengt
 when it is replayed. The int32 buffer:
 
     0           number of blocks
-    1, 2, 3     unused
+    1, 2        what programs of the kernel for Hopper have taken, and how many of them are done:
+                0 between launches
+    3           unused
     4           B first rows of requests, where keys are copied out of pages
     then        max_blocks records of 2: request, first token of the block; the last blocks of a
                 request, which see most keys, first
@@ -59,6 +61,8 @@ def plan_blocks(
     blocks = tl.where(is_long, (query_len + rows - 1) // rows, 0)
     first = tl.cumsum(blocks, 0) - blocks
     tl.store(blocks_ptr, tl.minimum(tl.sum(blocks, 0), max_blocks))
+    tl.store(blocks_ptr + 1, 0)
+    tl.store(blocks_ptr + 2, 0)
     if not PREFIX:
         keys = tl.where(is_long, tl.load(lens_ptr + b, mask=exists, other=0), 0)
         tl.store(blocks_ptr + _HEADER + b, tl.cumsum(keys, 0) - keys, mask=exists)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,35 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attn_triton.kernels.describing import RowsAt
 from attn_triton.kernels.plan import HEADER, RECORD
 from attn_triton.latent_variants import hopper_variants
 from attn_triton.variants import KernelVariant
 
-__all__ = ["described_for_hopper", "mla_decode_hopper", "variants"]
+__all__ = ["mla_decode_hopper", "variants"]
 
 _HEADER = gl.constexpr(HEADER)
 _RECORD = gl.constexpr(RECORD)
 _LN2 = gl.constexpr(0.6931471805599453)
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed in Triton 3.7
-
-
-class _HopperRows(RowsAt):
-    """Rows by address, with the layout of their tiles in shared memory."""
-
-    __slots__ = ("layout",)
-
-    def __init__(self, rows: RowsAt) -> None:
-        dtype = gl.bfloat16 if rows.dtype is torch.bfloat16 else gl.float16
-        super().__init__(rows.data_ptr(), rows.dtype, rows.shape, rows.strides[0], rows.block_shape)
-        self.layout = gl.NVMMASharedLayout.get_default_for(list(rows.block_shape), dtype)
-
-
-def described_for_hopper(
-    base: Tensor, address: int, shape: list[int], stride: int, tile: tuple[int, int]
-) -> RowsAt:
-    """Describe rows of a matrix as `describing.described` does, on a GPU."""
-    return _HopperRows(RowsAt(address, base.dtype, shape, stride, tile))
 
 
 @gluon.jit
