@@ -67,7 +67,7 @@ def _copy_pieces(
 
 
 @gluon.jit
-def _produce(
+def _produce(  # size: one loop
     descriptors, buffers, barriers, batch, table_ptr, table_stride, causal_ptr, num_items,
     HQ: gl.constexpr, HK: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BLOCK: gl.constexpr,
     BN: gl.constexpr, STAGES: gl.constexpr, CONTEXT: gl.constexpr, FRESH: gl.constexpr,
@@ -213,7 +213,7 @@ def _tiles(mail, slot):
 
 
 @gluon.jit
-def _consume(
+def _consume(  # size: one algorithm
     out_ptr, lse_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, buffers, barriers, lse_stride, scale,
     v_scale,
     PART: gl.constexpr, HQ: gl.constexpr, HK: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
