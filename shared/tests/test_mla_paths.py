@@ -27,21 +27,18 @@ SINGLE, UNIFORM, VARLEN = MLAQuerySupport
 
 
 @pytest.mark.parametrize(
-    ("support", "threshold", "limit", "dcp_size", "words"),
+    ("support", "threshold", "limit", "words"),
     [
-        (SINGLE, 1, None, 1, "requests of one query token"),
-        (UNIFORM, 1, 4, 1, "one query token, or of one and its drafts, all of one length"),
-        (UNIFORM, 1, 4, 2, "up to 4 query tokens, all of one length"),
-        (UNIFORM, 128, None, 1, "up to 128 query tokens, all of one length"),
-        (VARLEN, 8, None, 1, "up to 8 query tokens"),
-        (VARLEN, 8, None, 2, "requests of any length"),
+        (SINGLE, 1, None, "requests of one query token"),
+        (UNIFORM, 1, 4, "one query token, or of one and its drafts, all of one length"),
+        (UNIFORM, 128, None, "up to 128 query tokens, all of one length"),
+        (VARLEN, 8, None, "up to 8 query tokens"),
     ],
 )
 def test_which_rows_decode(
-    support: MLAQuerySupport, threshold: int, limit: int | None, dcp_size: int, words: str
+    support: MLAQuerySupport, threshold: int, limit: int | None, words: str
 ) -> None:
-    request = latent_request(dcp_size=dcp_size, needs_lse=dcp_size > 1)
-    path = decode_path(builder(support, threshold, limit), request, "a kernel", "because")
+    path = decode_path(builder(support, threshold, limit), "a kernel", "because")
     assert (path.rows, path.kernel) == ("decodes", "a kernel")
     assert path.why.startswith("because; ")
     assert path.why.endswith(words)

@@ -15,7 +15,6 @@ __all__ = ["decode_path", "heads_because"]
 
 def decode_path(
     builder: type[MLAMetadataBuilder[Any]],
-    request: AttentionRequest,
     kernel: str,
     why: str = "",
     *,
@@ -25,12 +24,11 @@ def decode_path(
 
     Args:
         builder: of the backend, which says which rows those are.
-        request: one that the backend serves.
         kernel: what runs them.
         why: what else decides so.
         rows: what they are called.
     """
-    words = (why, _rows_because(builder, request))
+    words = (why, _rows_because(builder))
     return KernelPath(rows=rows, kernel=kernel, why="; ".join(filter(None, words)))
 
 
@@ -42,13 +40,11 @@ def heads_because(request: AttentionRequest, counts: tuple[int, ...]) -> str:
     return f"{request.num_heads} heads, padded to the kernel's {found}"
 
 
-def _rows_because(builder: type[MLAMetadataBuilder[Any]], request: AttentionRequest) -> str:
+def _rows_because(builder: type[MLAMetadataBuilder[Any]]) -> str:
     if builder.query_support is MLAQuerySupport.SINGLE:
         return "requests of one query token"
-    most = builder.most_decode_tokens(is_sharded=request.dcp_size > 1)
-    if most is None:
-        limit = "requests of any length"
-    elif most == 1:
+    most = builder.most_decode_tokens()  # over shards as well: longer rows gather latents
+    if most == 1:
         limit = "requests of one query token, or of one and its drafts"
     else:
         limit = f"requests of up to {most} query tokens"

@@ -53,16 +53,16 @@ def latent_paths_of(
         inventory: which Triton is installed.
     """
     builder = TritonMLAMetadataBuilder
-    most = builder.most_decode_tokens(is_sharded=request.dcp_size > 1)
+    most = builder.most_decode_tokens()
     first = _way(request, device, inventory, 1)
     if request.batch_invariant:  # the shape must not depend on the company
-        return (decode_path(builder, request, *first),)
+        return (decode_path(builder, *first),)
     last = _way(request, device, inventory, most or builder.decode_threshold)
     if first[0] == last[0]:
-        return (decode_path(builder, request, *first),)
+        return (decode_path(builder, *first),)
     return (
         KernelPath(rows="decodes of one token", kernel=first[0], why=first[1]),
-        decode_path(builder, request, *last, rows="decodes of more tokens"),
+        decode_path(builder, *last, rows="decodes of more tokens"),
     )
 
 

@@ -75,7 +75,7 @@ class TorchMLABackend(AttentionBackend):
         """Return how decodes are multiplied, with and without an LSE."""
         builder = TorchMLAMetadataBuilder
         return tuple(
-            decode_path(builder, request, way.kernel, way.why, rows=way.rows)
+            decode_path(builder, way.kernel, way.why, rows=way.rows)
             for way in kernel_paths_of(request, device, "decodes")
         )
 

@@ -75,7 +75,7 @@ class CpuMLABackend(AttentionBackend):
         """Return the level of instructions that decodes."""
         builder = CpuMLAMetadataBuilder
         levels = kernel_paths_of(request, device, inventory)
-        return tuple(decode_path(builder, request, path.kernel, path.why) for path in levels)
+        return tuple(decode_path(builder, path.kernel, path.why) for path in levels)
 
     @staticmethod
     def get_impl_cls() -> type[CpuMLAImpl]:

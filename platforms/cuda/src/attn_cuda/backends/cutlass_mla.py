@@ -59,7 +59,7 @@ class CutlassMLABackend(AttentionBackend):
         """Return the one operator, and what becomes of the heads."""
         why = heads_because(request, (KERNEL_HEADS,))
         kernel = "sm100_cutlass_mla_decode"
-        return (decode_path(CutlassMLAMetadataBuilder, request, kernel, why),)
+        return (decode_path(CutlassMLAMetadataBuilder, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[CutlassMLAImpl]:

@@ -74,7 +74,7 @@ class FlashAttnMLABackend(AttentionBackend):
             return ()
         if inventory.get(found.library).build is not None and not found.has_schedule:
             why = f"{why}; it takes no schedule made ahead"
-        return (decode_path(FlashAttnMLAMetadataBuilder, request, str(found), why),)
+        return (decode_path(FlashAttnMLAMetadataBuilder, str(found), why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashAttnMLAImpl]:

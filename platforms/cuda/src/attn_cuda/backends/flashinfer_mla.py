@@ -74,11 +74,11 @@ class FlashInferMLABackend(AttentionBackend):
         builder = FlashInferMLAMetadataBuilder
         if not is_blackwell(device):
             why = f"planned on the host for {device.arch}"
-            return (decode_path(builder, request, f'"{_PLANNED}"', why),)
+            return (decode_path(builder, f'"{_PLANNED}"', why),)
         why = f"{device.arch} has them, and no plan is made"
         if request.kv_cache_dtype != "auto":
             why = f"{why}; queries and cache are multiplied as fp8"
-        return (decode_path(builder, request, "trtllm-gen's kernels", why),)
+        return (decode_path(builder, "trtllm-gen's kernels", why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashInferMLAImpl]:

@@ -67,7 +67,7 @@ class FlashMLABackend(AttentionBackend):
         kernel, why = kernels_of(inventory)
         if request.kv_cache_dtype != "auto":
             why = f"{why}; queries and cache are multiplied as fp8"
-        return (decode_path(FlashMLAMetadataBuilder, request, kernel, why),)
+        return (decode_path(FlashMLAMetadataBuilder, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[FlashMLAImpl]:

@@ -59,7 +59,7 @@ class AiterMLABackend(AttentionBackend):
         heads = kernel_heads(request.num_heads, KERNEL_HEADS)
         why = heads_because(request, KERNEL_HEADS)
         kernel = f"mla_decode_fwd for {heads} heads"
-        return (decode_path(AiterMLAMetadataBuilder, request, kernel, why),)
+        return (decode_path(AiterMLAMetadataBuilder, kernel, why),)
 
     @staticmethod
     def get_impl_cls() -> type[AiterMLAImpl]:
