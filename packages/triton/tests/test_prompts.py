@@ -228,22 +228,25 @@ def test_pages_that_the_kernel_for_hopper_reads(page: int, fits: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "blocks", "longest", "programs"),
+    ("kernel", "blocks", "longest", "num_keys", "programs"),
     [
-        (PromptKernel.PORTABLE, 32, 4096, 1024),
-        (PromptKernel.HOPPER, 32, 4096, 132),
-        (PromptKernel.HOPPER, 2, 256, 64),
-        (PromptKernel.HOPPER, 128, 16384, 4096),
+        (PromptKernel.PORTABLE, 32, 4096, 4096, 1024),
+        (PromptKernel.HOPPER, 32, 4096, 4096, 132),
+        (PromptKernel.HOPPER, 2, 256, 256, 64),
+        (PromptKernel.HOPPER, 128, 16384, 16384, 4096),
+        (PromptKernel.HOPPER, 128, 16384, None, 132),
     ],
 )
-def test_programs(kernel: PromptKernel, blocks: int, longest: int, programs: int) -> None:
+def test_programs(
+    kernel: PromptKernel, blocks: int, longest: int, num_keys: int | None, programs: int
+) -> None:
     tile = tile_of(layer(), HOPPER, kernel=kernel)
     assert tile is not None
     flags = ("has_context", "may_copy", "is_invariant", "allows_fresh")
     grid = PromptGrid(
         kind=kind_of(tile, **dict.fromkeys(flags, False)),
         blocks=torch.empty(0),
-        prompts=Prompts(num_blocks=blocks, longest=longest, has_context=False, num_keys=None),
+        prompts=Prompts(num_blocks=blocks, longest=longest, has_context=False, num_keys=num_keys),
         decode_tokens=1,
         section_heads=32,
         room=CopyRoom(),

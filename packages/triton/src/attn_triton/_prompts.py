@@ -144,10 +144,13 @@ class PromptGrid:
 
     def programs(self, num_heads: int) -> int:
         """Return how many run a layer of so many heads."""
-        items = self.prompts.num_blocks * num_heads
-        if self.kind.tile.kernel is PromptKernel.HOPPER and self.prompts.longest < _LONG_KEYS:
-            return min(items, self.compute_units)
-        return items
+        prompts = self.prompts
+        items = prompts.num_blocks * num_heads
+        if self.kind.tile.kernel is PromptKernel.PORTABLE:
+            return items
+        # A bound may be far above what there is, and a program takes long to find nothing to do.
+        is_long = prompts.num_keys is not None and prompts.longest >= _LONG_KEYS
+        return items if is_long else min(items, self.compute_units)
 
 
 def prompts_of(
