@@ -61,6 +61,22 @@ def _many(depth: Depth, fit: Fit) -> Iterator[Case]:
     yield fit.case("mixed", (1,) * 20 + (n,) * 8, (*lens[:20], *(n + i for i in range(8))))
 
 
+def _long_prompts(depth: Depth, fit: Fit) -> Iterator[Case]:
+    """Prompts of several tiles, in the widths of heads that kernels for long ones are made for."""
+    widths = [size for size in (128, 256) if size in fit.capability.head_sizes]
+    served = widths or [fit.head_size]
+    half = torch.bfloat16 if torch.bfloat16 in fit.capability.dtypes else fit.dtype
+    pages = dict.fromkeys(fit.capability.block_size_for(size) for size in (16, 64))
+    for size in served if depth is Depth.FULL else served[:1]:
+        options: dict[str, Any] = {"num_kv_heads": 2, "head_size": size, "dtype": half}
+        whole = (300, 130, 64)
+        yield fit.case(f"whole-{size}", whole, whole, num_heads=8, **options)
+        for page in pages:
+            name = f"chunks-{size}-page-{page}"
+            queries, keys = (1, 200, 65, 130), (90, 457, 320, 130)
+            yield fit.case(name, queries, keys, num_heads=8, block_size=page, **options)
+
+
 def _invariant(depth: Depth, fit: Fit) -> Iterator[Case]:
     """Long enough that a kernel with a choice of splits and tiles would choose by the company."""
     n = fit.block_size
@@ -208,6 +224,12 @@ RULES = (
         name="many_requests",
         contract="Many requests are served as few are.",
         make=_many,
+        check=check_numbers,
+    ),
+    Rule(
+        name="long_prompts",
+        contract="Prompts of hundreds of tokens, whole or after earlier ones, get the same answer.",
+        make=_long_prompts,
         check=check_numbers,
     ),
     Rule(
