@@ -117,6 +117,21 @@ def _run_cached(level: str, arguments: dict[str, Any]) -> None:
             if isinstance(value, Tensor)
         }
         torch.ops.attn_cpu.attention_cached(**(cached | tensors))
+        _run_written(cached | tensors, at_end=at_end)
+
+
+def _run_written(cached: dict[str, Any], *, at_end: bool) -> None:
+    """The same with the step's keys, whose slots are the cache's first and last."""
+    query, cache = cached["query"], cached["kv_cache"]
+    num_tokens, num_slots = len(query), len(cache) * cache.shape[2]
+    slots = torch.arange(num_tokens)
+    slots[num_tokens // 2 :] += num_slots - num_tokens
+    slots[0] = -1
+    rows = query.new_ones(num_tokens, *cache.shape[3:])
+    own = {name: value for name, value in cached.items() if not name.startswith("new_")}
+    tensors = {"key": rows, "value": rows, "slot_mapping": slots}
+    tensors = {name: guarded(value, at_end=at_end) for name, value in tensors.items()}
+    torch.ops.attn_cpu.write_and_attend(**(own | tensors))
 
 
 def _attention(level: str) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from attn_cpu_testing import needs_kernels
 
+from attn_cpu import _ops
 from attn_cpu._vendor import attn_cpu_kernels
 from attn_cpu.platform import CpuPlatform
 from attn_shared.inventory import Inventory, VendorEntry, VendorStatus, probe, scan
@@ -61,6 +62,30 @@ def test_a_library_that_torch_refuses(unloaded: pytest.MonkeyPatch) -> None:
     unloaded.setattr(attn_cpu_kernels, "import_library", lambda name: _kernels())
     with pytest.raises(ImportError, match=r"does not load kernels .* torch 2\.13\.0: .*nowhere"):
         attn_cpu_kernels.load()
+
+
+@needs_kernels
+def test_a_library_of_other_sources_is_refused_with_what_it_lacks(
+    unloaded: pytest.MonkeyPatch,
+) -> None:
+    attn_cpu_kernels.load()
+    unloaded.setattr(_ops, "OPS", (*_ops.OPS, "write_and_more"))
+    with pytest.raises(
+        ImportError, match=r"\.so lacks write_and_more: .* other sources .*reinstall by"
+    ):
+        attn_cpu_kernels.load()
+
+
+@needs_kernels
+def test_the_ops_that_are_required_are_those_of_the_library() -> None:
+    attn_cpu_kernels.load()
+    made = {
+        name.partition("::")[2].partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("attn_cpu::")
+    }
+    assert made == set(_ops.OPS)
+    assert not _ops.missing_ops()
 
 
 @needs_kernels

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_cpu._ops import has_op
+from attn_cpu._ops import WRITING_OPS
 
 __all__ = ["register_fakes"]
 
@@ -32,7 +32,6 @@ def _plan(query_start_loc: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def register_fakes() -> None:
     """Register the fakes of the ops, after the library has been loaded."""
-    written = "attention", "attention_cached", "write_and_attend", "write_kv", "merge_attn_states"
-    for name in filter(has_op, written):
+    for name in WRITING_OPS:
         torch.library.register_fake(f"attn_cpu::{name}", _nothing)
     torch.library.register_fake("attn_cpu::plan", _plan)

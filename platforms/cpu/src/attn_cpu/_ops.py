@@ -10,7 +10,20 @@ import torch
 
 from attn_shared.errors import InvalidInputError
 
-__all__ = ["call", "direct", "has_op", "op"]
+__all__ = ["OPS", "WRITING_OPS", "call", "direct", "missing_ops", "op"]
+
+WRITING_OPS = (
+    *("attention", "attention_cached", "write_and_attend", "write_kv"),
+    "merge_attn_states",
+)
+"""Ops that return nothing and write into their arguments."""
+
+OPS = (
+    *WRITING_OPS,
+    *("plan", "workspace_bytes"),
+    *("cpu_features", "isa_built", "isa_supported", "amx_permission"),
+)
+"""What this distribution calls: a library of the same sources has all of them."""
 
 _REFUSAL = "attn_cpu: "  # how the ops begin to say what is wrong
 
@@ -26,9 +39,9 @@ def op(name: str) -> Callable[..., Any]:
     return overload
 
 
-def has_op(name: str) -> bool:
-    """Return whether the loaded library has an op: one built from an older checkout may not."""
-    return hasattr(torch.ops.attn_cpu, name)
+def missing_ops() -> list[str]:
+    """Return which ops the loaded library lacks; any means that it was built from other sources."""
+    return [name for name in OPS if not hasattr(torch.ops.attn_cpu, name)]
 
 
 def direct(name: str) -> Callable[..., None]:

@@ -15,6 +15,7 @@ import torch
 from attn_cpu import __version__
 from attn_cpu._fakes import register_fakes
 from attn_cpu._levels import IsaLevel, levels_of
+from attn_cpu._ops import missing_ops
 from attn_shared.inventory import VendorBuild, VendorSpec
 from attn_shared.probing import build_flags, import_library, require
 
@@ -39,7 +40,8 @@ def load() -> ModuleType:
     """Load the library into torch, once per process, and return the package that holds it.
 
     Raises:
-        ImportError: it is not installed, of another version, or torch is too old or refuses it.
+        ImportError: it is not installed, of another version, of other sources, or torch is too old
+            or refuses it.
     """
     _require_torch(torch.__version__)
     kernels = import_library(SPEC.module)
@@ -57,8 +59,18 @@ def load() -> ModuleType:
             f"torch {torch.__version__} does not load kernels that were built with torch "
             f"{kernels.TORCH}: {error.__cause__ or error}"
         ) from error
+    _require_ops(str(library))
     register_fakes()
     return kernels
+
+
+def _require_ops(library: str) -> None:
+    """Refuse a library that lacks an op."""
+    if missing := missing_ops():
+        raise ImportError(
+            f"{library} lacks {', '.join(missing)}: it was built from other sources than the "
+            f"Python files of attn-cpu {__version__}; reinstall by {SPEC.install}"
+        )
 
 
 def _require_torch(version: str) -> None:

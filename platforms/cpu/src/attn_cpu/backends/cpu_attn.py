@@ -19,7 +19,7 @@ from attn_cpu._attn_capability import CAPABILITY, NAME
 from attn_cpu._attn_metadata import CpuAttnMetadata, CpuAttnMetadataBuilder
 from attn_cpu._calls import LIBRARY, Keys, attend, load_kernels
 from attn_cpu._layer_record import record_of
-from attn_cpu._ops import call, direct, has_op, op
+from attn_cpu._ops import call, direct, op
 from attn_cpu._paths import kernel_paths_of
 from attn_cpu._plans import Plan, sight_of
 from attn_cpu._scales import ScaleTensors
@@ -43,7 +43,7 @@ __all__ = ["CpuAttnBackend", "CpuAttnImpl", "CpuAttnMetadata", "CpuAttnMetadataB
 
 _HOST = torch.device("cpu")
 
-_Short = tuple[object, object, Tensor, Callable[..., None], Callable[..., None] | None]
+_Short = tuple[object, object, Tensor, Callable[..., None], Callable[..., None]]
 """A layer's scales and record, and the ops of short calls: to attend, to write and attend."""
 
 
@@ -191,7 +191,6 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         short = self._short
         if (
             short is None
-            or short[4] is None
             or layer.k_scale is not short[0]
             or layer.v_scale is not short[1]
             or layer.sinks is not None
@@ -282,9 +281,8 @@ class CpuAttnImpl(AttentionImpl[CpuAttnMetadata]):
         if record is None:
             self._short = None
         else:
-            both = direct("write_and_attend") if has_op("write_and_attend") else None
-            attend_only = direct("attention_cached")
-            self._short = (layer.k_scale, layer.v_scale, record, attend_only, both)
+            ops = direct("attention_cached"), direct("write_and_attend")
+            self._short = (layer.k_scale, layer.v_scale, record, *ops)
         self._seen_layer = given
 
     def _keys(
