@@ -33,7 +33,6 @@ __all__ = ["guarded", "hide", "main"]
 PAGE = mmap.PAGESIZE
 _PROT_NONE = 0
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_KEPT: list[mmap.mmap] = []
 _MANY = 20  # queries of two heads each: rows enough for the kernels of many rows
 
 
@@ -45,10 +44,8 @@ def hide(address: int, num_bytes: int) -> None:
 
 
 def _mapped(num_bytes: int) -> tuple[Tensor, int]:
-    """Return fresh pages as bytes, and their address."""
-    memory = mmap.mmap(-1, num_bytes)
-    _KEPT.append(memory)
-    pages = torch.frombuffer(memory, dtype=torch.uint8)
+    """Return fresh pages as bytes, which live as long as a tensor over them, and their address."""
+    pages = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
     return pages, pages.data_ptr()
 
 

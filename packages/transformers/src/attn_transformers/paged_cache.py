@@ -196,9 +196,10 @@ class PagedCache(Cache):  # type: ignore[misc]
             key: as there.
             value: as there.
         """
-        self._pending = None
         if turn.plan is None:  # every place is padding
-            return query.new_zeros((len(query), turn.queries.width, query.shape[1], group.width))
+            size = len(query), turn.queries.width, query.shape[1], group.width
+            self._pending = None
+            return query.new_zeros(size)
         cache = group.cache_of(note.layer)
         if isinstance(attention, MLAAttention):
             output = turn.run_latents(attention, turn.plan, cache, query, key, value, group.width)
@@ -207,6 +208,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         else:
             output = turn.run(attention, turn.plan, cache, query, key, value)
         note.is_written = True
+        self._pending = None  # not before: places that a failed call left empty are not gone on with
         return output
 
     def _group(self, layer: int, key: LayerKey, attention: Attention | MLAAttention) -> LayerGroup:
