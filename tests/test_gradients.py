@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from mla_cases import case
 from mla_cases import layer as mla_layer
+from torch.autograd import forward_ad
 
 from attn_shared import ops
 from attn_shared.errors import AttnError, UnsupportedOptionError
@@ -19,6 +21,7 @@ from attn_shared.request import AttentionType
 
 BACKENDS = ("TORCH_SDPA", "FLEX_ATTENTION", "CPU_ATTN")
 MLA_BACKENDS = ("TORCH_MLA", "CPU_MLA")
+jvp_warns = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 LENS, TOKENS, HEADS, SIZE = (1, 3), 4, 4, 64
 
 
@@ -173,6 +176,82 @@ def test_compiled_layers_with_tensors_of_their_own(backend: str) -> None:
         assert not cache.any()
         with torch.no_grad():
             compiled(*tensors.values())
+
+
+def test_compiled_layers_with_a_scale_that_requires_one() -> None:
+    scale = torch.tensor(0.5, requires_grad=True)
+    layer, tensors = layer_of("CPU_ATTN", k_scale=scale, kv_cache_dtype="fp8"), states()
+    cache = layer.allocate(2)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def model(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return ops.attend(layer, query * 2, key, value, cache)
+
+    def keep(graph: torch.fx.GraphModule, _inputs: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, fullgraph=True, backend=keep)
+    with ops.step(planned(layer)):
+        with pytest.raises(Exception, match=r"UnsupportedOptionError|requires a gradient"):
+            compiled(*tensors.values())
+        assert not cache.view(torch.uint8).any()
+        with torch.no_grad():
+            compiled(*tensors.values())
+        graphs.clear()
+        for layer.k_scale in (0.25, 0.5, 0.75):  # other numbers trace nothing again
+            compiled(*tensors.values())
+    assert len(graphs) == 1
+
+
+@jvp_warns
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_tangents_are_refused_with_and_without_gradients(
+    backend: str, mode: Callable[[], Any], name: str
+) -> None:
+    layer, tensors = layer_of(backend), states()
+    cache = layer.allocate(2)
+    words = f"^{name} carries a tangent"
+    with mode(), forward_ad.dual_level():
+        run(layer, tensors, layer.allocate(2))  # none of its tensors has one
+        plain = tensors[name]
+        tensors[name] = forward_ad.make_dual(plain, torch.ones_like(plain))
+        with pytest.raises(UnsupportedOptionError, match=words):
+            run(layer, tensors, cache)
+        with torch.inference_mode():  # which carries none along, through no op
+            run(layer, tensors, layer.allocate(2))
+
+    def call(state: torch.Tensor) -> torch.Tensor:
+        return run(layer, tensors | {name: state}, cache)
+
+    with mode(), pytest.raises(UnsupportedOptionError, match=words):
+        torch.func.jvp(call, (plain,), (torch.ones_like(plain),))
+    assert not cache.any()
+
+
+@jvp_warns
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.jacrev])
+def test_transforms_of_functions_are_refused(transform: Callable[..., Any]) -> None:
+    layer, tensors = layer_of("CPU_ATTN"), states()
+    cache = layer.allocate(2)
+    query = tensors["query"]
+    call = transform(lambda state: run(layer, tensors | {"query": state}, cache).sum())
+    with pytest.raises(UnsupportedOptionError, match=r"^query (requires a|carries a)"):
+        call(query)
+    assert not cache.any()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_no_gradient() -> None:
+    layer, tensors = layer_of("TORCH_SDPA"), states()
+    expected = run(layer, tensors, layer.allocate(2))
+    cache = layer.allocate(2)
+    found = torch.vmap(lambda query: run(layer, tensors | {"query": query}, cache))(
+        tensors["query"].expand(2, -1, -1, -1)
+    )
+    torch.testing.assert_close(found, expected.expand(2, -1, -1, -1))
 
 
 @pytest.mark.parametrize("backend", MLA_BACKENDS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attn_shared import AttentionRequest
+from attn_shared import AttentionRequest, large_pages
 from attn_shared.kv_cache import spec_for
 from attn_shared.large_pages import advise_large_pages
 
@@ -57,3 +57,21 @@ def test_what_has_no_such_pages() -> None:
 def test_a_system_without_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     assert not advise_large_pages(torch.empty(8 * 2**20, dtype=torch.uint8))
+
+
+def test_a_system_that_forbids_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's filter of system calls does, or a kernel without large pages."""
+
+    class Libc:
+        asked = 0
+
+        def madvise(self, *_arguments: object) -> int:
+            Libc.asked += 1
+            return -1
+
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(large_pages.ctypes, "CDLL", lambda _name: Libc())
+    assert not advise_large_pages(torch.empty(8 * 2**20, dtype=torch.uint8))
+    request = AttentionRequest(num_heads=8, num_kv_heads=8, head_size=128, dtype=torch.float32)
+    assert not spec_for(request, block_size=128).allocate(8, "cpu").any()
+    assert Libc.asked == 2

@@ -91,6 +91,23 @@ class TestEmptySides:
         assert output.isfinite().all()
         assert lse.isfinite().all()
 
+    @pytest.mark.parametrize("payload", [1.0, math.nan, INF])
+    def test_empty_sides_take_no_part_in_gradients(self, payload: float) -> None:
+        sides = [side.double() for side in states()]
+        sides[1][0, 0] = sides[1][1, 2] = sides[3][1, 2] = -INF  # one side empty, and both
+        sides[0][0, 0] = sides[0][2, 1] = sides[2][2, 1] = payload
+        for side in sides:
+            side.requires_grad_()
+        output, lse = merge_attn_states(*sides)
+        (output.sum() + lse[lse.isfinite()].sum()).backward()
+        found = [side.grad for side in sides]
+        assert all(grad is not None and grad.isfinite().all() for grad in found)
+        assert [bool(grad[0, 0].any()) for grad in found if grad is not None] == [
+            *(False, False, True, True)  # output_b's share of 1, and lse_b as the lse
+        ]
+        assert not any(found[at][2, 1].any() for at in (0, 2))  # type: ignore[index]
+        assert not any(found[at][1, 2].any() for at in (1, 3))  # type: ignore[index]
+
     @pytest.mark.parametrize("other", [1.0, -INF, math.nan])
     def test_nan_propagates_to_its_row_alone(self, other: float) -> None:
         out_a, lse_a, out_b, lse_b = states()

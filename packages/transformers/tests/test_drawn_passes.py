@@ -87,7 +87,11 @@ def runs(draw: st.DrawFn, name: str) -> Run:
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[str, int, list[Run]]:
     name = draw(st.sampled_from(NAMES))
-    return name, draw(st.sampled_from([1, 4, 16])), draw(st.lists(runs(name), min_size=1, max_size=3))
+    return (
+        name,
+        draw(st.sampled_from([1, 4, 16])),
+        draw(st.lists(runs(name), min_size=1, max_size=3)),
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -261,7 +265,12 @@ def test_several_threads_generate_at_once(name: str) -> None:
 
     def run(ids: torch.Tensor) -> torch.Tensor:
         return model.generate(
-            ids, cache=paged(), max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
+            ids,
+            cache=paged(),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
         )
 
     with ThreadPoolExecutor(3) as threads:

@@ -271,3 +271,21 @@ def test_rows_that_are_not_there_are_refused_and_nothing_changes() -> None:
     with pytest.raises(InvalidInputError, match="tokens_to_remove is a str; allowed: an int"):
         cache.crop("x")  # type: ignore[arg-type]
     assert (cache.get_seq_length(), cache.usage()) == (9, before)
+
+
+@pytest.mark.parametrize("backend", ["attn", "attn:TORCH_SDPA", "attn:FLEX_ATTENTION"])
+@pytest.mark.parametrize("kept", [0, 5])
+def test_a_token_of_nan_that_was_cropped_is_gone(backend: str, kept: int) -> None:
+    good, cache = tiny("llama"), paged(block_size=16)
+    bad = copy.deepcopy(good)
+    for name in ("k_proj", "v_proj"):
+        torch.nn.init.constant_(getattr(bad.model.layers[0].self_attn, name).weight, torch.nan)
+    tokens = token_ids(2, 6)
+    if kept:
+        logits(good, backend, tokens[:, :kept], cache=cache)
+    assert logits(bad, backend, token_ids(2, 3), cache=cache).isnan().any()
+    cache.crop(-3)
+    found = logits(good, backend, tokens[:, kept:], cache=cache)
+    close(found, logits(good, "eager", tokens)[:, kept:])
+    for group in cache._groups.values():
+        assert not any(each.isnan().any() for each in group.caches.values())

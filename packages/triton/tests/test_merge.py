@@ -12,7 +12,7 @@ from torch import Tensor
 from attn_shared import merge as by_torch
 from attn_shared.errors import InvalidInputError, UnsupportedOptionError
 from attn_shared.reference import AttentionOptions, attention
-from attn_triton.merge import merge_attn_states
+from attn_triton.merge import merge_attn_states, merge_into
 
 INF = math.inf
 CPU = torch.device("cpu")
@@ -255,3 +255,7 @@ def test_refuses_a_gradient() -> None:
     lse = torch.zeros(3, 2, requires_grad=True)
     with pytest.raises(UnsupportedOptionError, match="lse_b requires a gradient"):
         merge_attn_states(outputs[0], lse.detach(), outputs[1], lse)
+    with pytest.raises(UnsupportedOptionError, match="output_lse requires a gradient"):
+        merge_attn_states(outputs[0], lse.detach(), outputs[1], lse.detach(), output_lse=lse)
+    with pytest.raises(UnsupportedOptionError, match="found_lse requires a gradient"):
+        merge_into(outputs[0], lse.detach(), outputs[1], lse)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from attn_cpu_testing import needs_kernels
+from torch.autograd import forward_ad
 
 from attn_cpu.merge import merge_attn_states
 from attn_shared import merge
@@ -78,3 +79,20 @@ def test_a_gradient_is_refused() -> None:
         merge_attn_states(*sides)
     with torch.no_grad():
         assert torch.equal(merge_attn_states(*sides)[0], expected)
+
+
+@pytest.mark.parametrize("place", ["output", "output_lse"])
+def test_what_is_written_to_counts(place: str) -> None:
+    sides = halves(torch.float32)
+    target = torch.empty_like(sides[0] if place == "output" else sides[1]).requires_grad_()
+    with pytest.raises(UnsupportedOptionError, match=f"^{place} requires a gradient"):
+        merge_attn_states(*sides, **{place: target})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_tangent_is_refused() -> None:
+    sides = list(halves(torch.float32))
+    with forward_ad.dual_level(), torch.no_grad():
+        sides[1] = forward_ad.make_dual(sides[1], torch.ones_like(sides[1]))
+        with pytest.raises(UnsupportedOptionError, match=r"^lse_a carries a tangent"):
+            merge_attn_states(*sides)

@@ -6,20 +6,38 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from attn_shared.errors import UnsupportedOptionError
 
-__all__ = ["refuse_gradients", "require_no_gradients"]
+__all__ = ["OwnScales", "is_differentiating", "refuse_gradients", "require_no_gradients"]
 
 _TENSORS = ("sinks", "alibi_slopes", "kv_b_proj")  # of a layer, or None
-_OF_LAYER = (*_TENSORS, "q_scale", "k_scale", "v_scale")  # scales may be numbers
+_SCALES = ("q_scale", "k_scale", "v_scale")  # they may be numbers
+_OF_LAYER = (*_TENSORS, *_SCALES)
+
+
+class OwnScales:
+    """What a layer with scales says of them while a graph is traced."""
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def asking_scale(self) -> str | None:
+        """Return the first scale that asks for a derivative, and how; the graph keeps the answer.
+
+        A method, because the tracer calls those of any object, and functions with constants alone.
+        """
+        for name in _SCALES:
+            if how := _how(getattr(self, name, None), _is_forward()):
+                return f"the layer's {name} {how}"
+        return None
 
 
 def refuse_gradients(layer: Any, **tensors: object) -> None:
     """Refuse a call whose output would have to carry gradients that its backend does not compute.
 
-    It looks at no contents, and at one flag of torch where gradients are off. While a graph is
-    traced it leaves the layer's scales alone: it would be traced again for each of their values.
+    It looks at no contents, and at two flags of torch where nothing is differentiated. While a
+    graph is traced it asks the layer's scales without the graph, which would be traced again for
+    each of their values: a scale that is put there later is not seen by that graph.
 
     Args:
         layer: the calling `Attention` or `MLAAttention`; its own tensors are looked at as well.
@@ -28,7 +46,7 @@ def refuse_gradients(layer: Any, **tensors: object) -> None:
     Raises:
         UnsupportedOptionError: names the tensor, the backend and what to do.
     """
-    if not torch.is_grad_enabled():
+    if not is_differentiating():
         return
     asking = _asking(tensors) or _asking_of(layer)
     if asking is not None and not layer.impl.differentiates:
@@ -36,7 +54,7 @@ def refuse_gradients(layer: Any, **tensors: object) -> None:
 
 
 def require_no_gradients(name: str, tensors: Mapping[str, object]) -> None:
-    """Refuse tensors that require a gradient while gradients are on.
+    """Refuse tensors that require a gradient while gradients are on, and such with a tangent.
 
     Args:
         name: of what computes none.
@@ -45,31 +63,56 @@ def require_no_gradients(name: str, tensors: Mapping[str, object]) -> None:
     Raises:
         UnsupportedOptionError: names the tensor and what to do.
     """
-    asking = _asking(tensors) if torch.is_grad_enabled() else None
+    if not is_differentiating():
+        return
+    asking = _asking(tensors)
     if asking is not None:
         _refuse(asking, name)
 
 
+def is_differentiating() -> bool:
+    """Whether any tensor can ask for a derivative here: what `require_no_gradients` asks first."""
+    return torch.is_grad_enabled() or _is_forward()
+
+
+def _is_forward() -> bool:
+    """Whether tangents are carried along (forward mode), which no_grad leaves on."""
+    level: int = getattr(forward_ad, "_current_level", -1)  # no part of torch's promises
+    return level >= 0
+
+
 def _asking(tensors: Mapping[str, object]) -> str | None:
-    """Return the name of the first tensor that requires a gradient."""
+    """Return the first tensor that asks for a derivative, and how."""
+    is_forward = _is_forward()
     for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            return name
+        if how := _how(tensor, is_forward):
+            return f"{name} {how}"
+    return None
+
+
+def _how(tensor: object, is_forward: bool) -> str | None:
+    """Return in which words a tensor asks for a derivative; None: it does not."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return "requires a gradient"
+    if is_forward and forward_ad.unpack_dual(tensor).tangent is not None:
+        return "carries a tangent of forward-mode differentiation"
     return None
 
 
 def _asking_of(layer: Any) -> str | None:
-    """Return the name of the first tensor of a layer's own that requires a gradient."""
+    """Return the first tensor of a layer's own that asks for a derivative, and how."""
+    is_forward = _is_forward()
     for name in _TENSORS if torch.compiler.is_compiling() else _OF_LAYER:
-        tensor = getattr(layer, name, None)
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            return f"the layer's {name}"
-    return None
+        if how := _how(getattr(layer, name, None), is_forward):
+            return f"the layer's {name} {how}"
+    asking: str | None = layer.asking_scale() if torch.compiler.is_compiling() else None
+    return asking
 
 
-def _refuse(argument: str, name: str) -> NoReturn:
+def _refuse(asking: str, name: str) -> NoReturn:
     raise UnsupportedOptionError(
-        f"{argument} requires a gradient, and {name} computes none: attention here is for "
-        "inference.",
+        f"{asking}, and {name} computes none: attention here is for inference.",
         hint="call it inside torch.inference_mode() or torch.no_grad(), or detach the tensor.",
     )

@@ -32,7 +32,7 @@ from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.dtypes import KVCacheLayout
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
-from attn_shared.gradients import refuse_gradients
+from attn_shared.gradients import OwnScales, refuse_gradients
 from attn_shared.kv_cache import AttentionSpec, KVCacheSpec, MLAAttentionSpec, spec_for
 from attn_shared.metadata import CommonAttentionMetadata
 from attn_shared.ordering import ordered
@@ -68,7 +68,7 @@ class StepPlan:
     rows: torch.Tensor | None = None
 
 
-class Attention:
+class Attention(OwnScales):
     """One attention layer over a paged cache.
 
         attn = Attention(num_heads=32, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)

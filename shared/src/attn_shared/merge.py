@@ -160,14 +160,16 @@ def _combine(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor,
     total = weights[0]
     for weight in weights[1:]:
         total = total + weight
+    total = torch.where(total == 0, 1.0, total)  # all are empty: 0 / 0 would give NaN gradients
     # Adding log(1) = +0 would turn an LSE of -0 into +0, which is no longer the same bits.
     lse = torch.where(total == 1, peak, peak + total.log())
     dtype = torch.promote_types(outputs[0].dtype, lse.dtype)
     # -0 is the neutral element of addition: 0 + (-0) is 0, but -0 + x is x for every x.
     merged = torch.full_like(outputs[0], -0.0, dtype=dtype, memory_format=torch.contiguous_format)
     for out, none, weight in zip(outputs, empty, weights, strict=True):
-        term = out.to(dtype) * _per_row(weight / total)
-        merged = merged + torch.where(_per_row(none), -0.0, term)
+        # Before the product: whatever an empty side holds, no gradient may meet it.
+        held = torch.where(_per_row(none), -0.0, out.to(dtype))
+        merged = merged + held * _per_row(weight / total)
     merged = torch.where(_per_row(peak == -math.inf), 0.0, merged)
     return merged.to(outputs[0].dtype), lse
 

@@ -27,7 +27,7 @@ from attn_shared.call_checks import CallChecker
 from attn_shared.checked import check_metadata
 from attn_shared.device import DeviceFacts
 from attn_shared.errors import InvalidInputError, InvalidRequestError, UnsupportedOptionError
-from attn_shared.gradients import refuse_gradients
+from attn_shared.gradients import OwnScales, refuse_gradients
 from attn_shared.kv_cache import MLAAttentionSpec, spec_for
 from attn_shared.layer import StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
@@ -44,7 +44,7 @@ from attn_shared.tensor_checks import check_block_size, check_scale
 __all__ = ["MLAAttention"]
 
 
-class MLAAttention:
+class MLAAttention(OwnScales):
     """One layer of multi-head latent attention over a cache of latents.
 
         attn = MLAAttention(num_heads=16, kv_b_proj=weight, scale=192**-0.5)

@@ -24,6 +24,8 @@ class BlockPool:
         limit: most blocks that may exist; None: as many as it takes.
         peak_used: most blocks that were held at one time.
         num_touched: blocks 0 to num_touched - 1 have been held at some time, no others.
+        reused: blocks taken that had been held before, with what their holder left there; whoever
+            zeroes them empties the list.
     """
 
     def __init__(self, limit: int | None = None, *, first_blocks: int = _FIRST_BLOCKS) -> None:
@@ -42,6 +44,7 @@ class BlockPool:
         self.limit = limit
         self.peak_used = 0
         self.num_touched = 0
+        self.reused: list[int] = []
         self._first_blocks = first_blocks
         self._free: list[int] = []
         self._holders: list[int] = []
@@ -62,6 +65,8 @@ class BlockPool:
         block = self._free.pop()
         self._holders[block] = 1
         self.peak_used = max(self.peak_used, self.num_used)
+        if block < self.num_touched:
+            self.reused.append(block)
         self.num_touched = max(self.num_touched, block + 1)
         return block
 
@@ -203,6 +208,11 @@ class BlockTables:
         width = max((len(self._rows[row]) for row in rows), default=0)
         padded = [self._rows[row] + [0] * (width - len(self._rows[row])) for row in rows]
         return torch.tensor(padded, dtype=torch.int32).view(len(rows), width)
+
+    def open_ends(self) -> list[tuple[int, int]]:
+        """Return (block, tokens in it) of each row whose last block is not full."""
+        counts = [length % self._block_size for length in self.lengths]
+        return [(row[-1], count) for row, count in zip(self._rows, counts, strict=True) if count]
 
     def slots(self, row: int, start: int, stop: int) -> list[int]:
         """Return where the tokens of a row at positions start to stop lie, one by one."""

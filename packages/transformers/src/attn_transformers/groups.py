@@ -111,6 +111,7 @@ class LayerGroup:
         if is_real is not None:
             fed = is_real[:, start:].sum(1).tolist()
         tables.append(fed)
+        self._zero_reused()
         self._padding, self.num_places = is_real, start + count
         self.turn_now = self._plan(attention, tables, count, writes=True)
         return self.turn_now
@@ -279,6 +280,7 @@ class LayerGroup:
         self.turn_now = None
         if self._tables is not None and places:
             self._copy(self._tables.shorten(counts))
+            self._zero_ends(self._tables)
             self.num_places -= places
             if self._padding is not None:
                 self._padding = self._padding[:, : self.num_places]
@@ -308,6 +310,7 @@ class LayerGroup:
 
     def _copy(self, copies: Copies) -> None:
         """Copy blocks in every layer."""
+        self._zero_reused()  # of which some are written here
         if not copies:
             return
         sources, targets = (
@@ -316,6 +319,26 @@ class LayerGroup:
         for layer in self.caches:
             cache = self.cache_of(layer)
             cache[targets] = cache[sources]
+
+    def _zero_reused(self) -> None:
+        """Zero the blocks that were somebody's before: backends may read tails, where NaN spreads.
+
+        A tail is what a block has past its row's tokens; the contract wants any finite value there.
+        """
+        reused, self.pool.reused = self.pool.reused, []
+        for cache in self.caches.values():
+            for block in reused:
+                if block < len(cache):  # else it is new to this layer
+                    cache[block].zero_()
+
+    def _zero_ends(self, tables: BlockTables) -> None:
+        """Zero what rows have lost in their last blocks."""
+        is_one = isinstance(self.spec, MLAAttentionSpec) or self.spec.is_packed
+        slot_dim = 0 if is_one else 1  # of a block: keys and values in one entry, or one by one
+        for block, count in tables.open_ends():
+            for cache in self.caches.values():
+                if block < len(cache):
+                    cache[block].narrow(slot_dim, count, self.spec.block_size - count).zero_()
 
 
 def _few_slots(tables: BlockTables, requests: Requests) -> torch.Tensor:

@@ -208,7 +208,9 @@ class PagedCache(Cache):  # type: ignore[misc]
         else:
             output = turn.run(attention, turn.plan, cache, query, key, value)
         note.is_written = True
-        self._pending = None  # not before: places that a failed call left empty are not gone on with
+        self._pending = (
+            None  # not before: places that a failed call left empty are not gone on with
+        )
         return output
 
     def _group(self, layer: int, key: LayerKey, attention: Attention | MLAAttention) -> LayerGroup:

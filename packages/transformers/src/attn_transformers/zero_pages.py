@@ -6,6 +6,7 @@ from mmap import ACCESS_COPY, mmap
 
 import torch
 
+from attn_shared.argument_checks import require_count
 from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.large_pages import advise_large_pages
 
@@ -28,7 +29,11 @@ class ZeroPages:
         Args:
             spec: the caches' format.
             num_blocks: of each.
+
+        Raises:
+            InvalidInputError: `num_blocks` is no count.
         """
+        require_count("num_blocks", num_blocks)
         self.num_blocks = num_blocks
         self._dtype = spec.dtype
         self._num_bytes = num_blocks * spec.page_size_bytes

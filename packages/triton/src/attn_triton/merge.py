@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attn_shared.gradients import require_no_gradients
+from attn_shared.gradients import is_differentiating, require_no_gradients
 from attn_shared.merge import check_merge
 from attn_triton.launch import AlignedLaunch, Launcher, vector_width
 
 __all__ = ["merge_attn_states", "merge_into"]
 
+_NAME = "attn_triton.merge"
 _TILE_ELEMENTS = 2048
 _MOST_PLANS = 1024
 
@@ -100,9 +101,9 @@ def merge_attn_states(
         UnsupportedOptionError: a gradient is asked for.
     """
     outputs, lses = (output_a, output_b), (lse_a, lse_b)
-    if torch.is_grad_enabled():
+    if is_differentiating():
         given = {"output_a": output_a, "lse_a": lse_a, "output_b": output_b, "lse_b": lse_b}
-        require_no_gradients("attn_triton.merge", given)
+        require_no_gradients(_NAME, given | {"output": output, "output_lse": output_lse})
     facts = (*map(_facts, (output_a, lse_a, output_b, lse_b, output, output_lse)),)
     plan = _PLANS.get(facts)
     if plan is None or checked or plan.may_alias(*outputs, *lses, output, output_lse):
@@ -136,9 +137,9 @@ def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, found_lse: Tenso
         InvalidInputError: shapes or devices differ.
         UnsupportedOptionError: a gradient is asked for.
     """
-    if torch.is_grad_enabled():
+    if is_differentiating():
         given = {"total": total, "total_lse": total_lse, "found": found, "found_lse": found_lse}
-        require_no_gradients("attn_triton.merge", given)
+        require_no_gradients(_NAME, given)
     facts = ("into", *map(_facts, (total, total_lse, found, found_lse)))
     plan = _PLANS.get(facts)
     if plan is None:

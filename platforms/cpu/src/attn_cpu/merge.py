@@ -42,7 +42,7 @@ def merge_attn_states(
         ImportError: the kernels are not there, or do not load.
     """
     given = {"output_a": output_a, "lse_a": lse_a, "output_b": output_b, "lse_b": lse_b}
-    require_no_gradients("attn_cpu.merge", given)
+    require_no_gradients("attn_cpu.merge", given | {"output": output, "output_lse": output_lse})
     load()
     merged = torch.empty_like(output_a) if output is None else output
     lse = torch.empty_like(lse_a) if output_lse is None else output_lse
