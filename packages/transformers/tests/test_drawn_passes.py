@@ -115,29 +115,34 @@ def test_fed_cropped_chosen_and_fed_again(data: st.DataObject, name: str) -> Non
         cache.reset()
         for each in cache.layers:
             each.activate_past_recording()
-    tokens = token_ids(2, data.draw(st.integers(2, 9)))
-    logits(model, "attn", tokens, cache=cache)
+    width = data.draw(st.integers(2, 9))
+    tokens, mask = token_ids(2, width), padding_mask(width, data.draw(st.integers(1, width)), width)
+    logits(model, "attn", tokens, cache=cache, attention_mask=mask)
     for turn in range(data.draw(st.integers(1, 4))):
         kind = data.draw(st.sampled_from(["crop", "order", "repeat", "choose"]))
         if kind == "crop":
-            count = data.draw(st.integers(0, tokens.shape[1] - 1))
-            cache.crop(-count)
-            tokens = tokens[:, : tokens.shape[1] - count]
+            stop = data.draw(st.integers(1, tokens.shape[1]))
+            cache.crop(stop - tokens.shape[1])
+            tokens, mask = tokens[:, :stop], mask[:, :stop]
         elif kind == "repeat" and len(tokens) < 5:
             cache.batch_repeat_interleave(2)
-            tokens = tokens.repeat_interleave(2, 0)
+            tokens, mask = tokens.repeat_interleave(2, 0), mask.repeat_interleave(2, 0)
         elif kind == "order":
-            rows = torch.randint(len(tokens), (len(tokens),))
+            size = len(tokens)
+            rows = torch.tensor(
+                data.draw(st.lists(st.integers(0, size - 1), min_size=size, max_size=size))
+            )
             cache.reorder_cache(rows)
-            tokens = tokens[rows]
+            tokens, mask = tokens[rows], mask[rows]
         else:
             rows = torch.arange(data.draw(st.integers(1, len(tokens))))
             cache.batch_select_indices(rows)
-            tokens = tokens[rows]
+            tokens, mask = tokens[rows], mask[rows]
         more = token_ids(len(tokens), data.draw(st.sampled_from([1, 1, 3])), seed=turn + 5)
-        found = logits(model, "attn", more, cache=cache)
         tokens = torch.cat((tokens, more), 1)
-        wanted = logits(model, "eager", tokens)[:, -more.shape[1] :]
+        mask = torch.cat((mask, torch.ones_like(more)), 1)
+        found = logits(model, "attn", more, cache=cache, attention_mask=mask)
+        wanted = logits(model, "eager", tokens, attention_mask=mask)[:, -more.shape[1] :]
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 

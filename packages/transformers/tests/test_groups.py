@@ -202,7 +202,7 @@ def test_pages_go_with_the_last_tensor_over_them(monkeypatch: pytest.MonkeyPatch
             alive.append(weakref.ref(made))
             return made
 
-    monkeypatch.setattr(zero_pages, "mmap", Seen)
+    monkeypatch.setattr(zero_pages.mmap, "mmap", Seen)
     group, attention = group_of_two()
     turn(group, attention, 0, 5)
     view = group.cache_of(0)[1:]

@@ -289,3 +289,16 @@ def test_a_token_of_nan_that_was_cropped_is_gone(backend: str, kept: int) -> Non
     close(found, logits(good, "eager", tokens)[:, kept:])
     for group in cache._groups.values():
         assert not any(each.isnan().any() for each in group.caches.values())
+
+
+def test_rows_that_found_no_blocks_are_not_gone_on_with() -> None:
+    model, cache = tiny("llama"), paged(max_blocks=4)
+    feed(model, cache, PROMPTS[:, :6])  # 2 rows of 2 blocks, the last of each half full
+    with pytest.raises(InvalidInputError, match="blocks needed is more than 4"):
+        cache.batch_repeat_interleave(2)
+    for going_on in (lambda: feed(model, cache, PROMPTS[:, :1]), lambda: cache.crop(-1)):
+        with pytest.raises(UnsupportedOptionError, match=r"failed while it chose rows.*reset\(\)"):
+            going_on()
+    cache.reset()
+    close(feed(model, cache, PROMPTS[:, :6]), logits(model, "eager", PROMPTS[:, :6]))
+    assert cache.usage().used_blocks == 4

@@ -29,8 +29,9 @@ int64_t workspace_boxed(Tensor plan) { return workspace_bytes_op(plan); }
 
 STABLE_TORCH_LIBRARY(attn_cpu, m) {
   for (const char* schema : {attn_cpu::kAttention, attn_cpu::kAttentionCached, attn_cpu::kWriteAndAttend,
-                             attn_cpu::kPlan, attn_cpu::kWorkspaceBytes, attn_cpu::kWriteKv, attn_cpu::kMerge, attn_cpu::kCpuFeatures, attn_cpu::kIsaBuilt,
-                             attn_cpu::kIsaSupported, attn_cpu::kAmxPermission})
+                             attn_cpu::kPlan, attn_cpu::kWorkspaceBytes, attn_cpu::kWriteKv, attn_cpu::kMerge,
+                             attn_cpu::kCpuFeatures, attn_cpu::kIsaBuilt, attn_cpu::kIsaSupported,
+                             attn_cpu::kAmxPermission})
     m.def(schema);
 }
 

@@ -96,7 +96,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self.max_blocks = max_blocks
         self._groups: dict[LayerKey, LayerGroup] = {}
         self.group_of: dict[int, LayerGroup] = {}
-        self._pending: NewTokens | None = None
+        self._pending: NewTokens | str | None = None  # what was begun, until it is done
 
     def update(
         self,
@@ -229,6 +229,10 @@ class PagedCache(Cache):  # type: ignore[misc]
     def _refuse_pending(self) -> None:
         if self._pending is None:
             return
+        if isinstance(self._pending, str):
+            raise UnsupportedOptionError(
+                f"this PagedCache failed while it {self._pending}.", hint="call cache.reset()."
+            )
         raise UnsupportedOptionError(
             f"keys of layer {self._pending.layer} were put into this PagedCache and never reached "
             "attn's attention function: the model runs another one, changes keys on the way, or "
@@ -330,6 +334,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._refuse_pending()
         for group in self._groups.values():
             group.lost_tokens(-tokens_to_remove)  # refuse before anything is changed
+        self._pending = "was cropped"
         for group in self._groups.values():
             group.crop(-tokens_to_remove)
         for layer in self.layers:
@@ -337,6 +342,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 layer.num_places = max(0, layer.num_places + tokens_to_remove)
             else:
                 layer.crop(tokens_to_remove)
+        self._pending = None
 
     def reset(self) -> None:
         """Forget everything, also after a pass that failed; memory is kept for the next use."""
@@ -351,8 +357,10 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     def _select(self, rows: Sequence[int]) -> None:
         self._refuse_pending()
+        self._pending = "chose rows"
         for group in self._groups.values():
             group.select(rows)
+        self._pending = None
 
     def _rows_in(self, name: str, rows: object) -> list[int]:
         """Return the rows that a tensor of places or of bools names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmap import ACCESS_COPY, mmap
+import mmap
 
 import torch
 
@@ -11,6 +11,9 @@ from attn_shared.kv_cache import AttentionSpec, MLAAttentionSpec
 from attn_shared.large_pages import advise_large_pages
 
 __all__ = ["ZeroPages"]
+
+_OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Pages that a fork copies when it writes; where there is no fork, nobody else has them anyway."""
 
 
 class ZeroPages:
@@ -41,7 +44,7 @@ class ZeroPages:
 
     def allocate(self) -> torch.Tensor:
         """Return a zeroed cache, of this process alone."""
-        memory = mmap(-1, self._num_bytes, access=ACCESS_COPY)
+        memory = mmap.mmap(-1, self._num_bytes, **_OWN)
         flat = torch.frombuffer(memory, dtype=torch.uint8).view(self._dtype)
         advise_large_pages(flat)
         return flat.as_strided(self._shape, self._strides)
