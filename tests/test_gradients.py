@@ -13,6 +13,7 @@ from mla_cases import layer as mla_layer
 from torch.autograd import forward_ad
 
 from attn_shared import ops
+from attn_shared.context_parallel import cp_lse_ag_out_rs, dcp_a2a_lse_reduce
 from attn_shared.errors import AttnError, UnsupportedOptionError
 from attn_shared.layer import Attention, StepPlan
 from attn_shared.metadata import CommonAttentionMetadata
@@ -289,3 +290,14 @@ def test_absorbed_decodes() -> None:
     plan = attn.plan(step.common)
     with pytest.raises(UnsupportedOptionError, match=r"^query requires a gradient"):
         attn.decode(query, step.kv_cache, plan)
+
+
+@pytest.mark.parametrize("combine", [cp_lse_ag_out_rs, dcp_a2a_lse_reduce])
+@pytest.mark.parametrize("name", ["output", "lse", "sinks"])
+def test_combines_over_ranks_refuse_before_they_communicate(
+    combine: Callable[..., Any], name: str
+) -> None:
+    tensors = {"output": torch.zeros(3, 2, 4), "lse": torch.zeros(2, 3), "sinks": torch.zeros(2)}
+    tensors[name].requires_grad_()
+    with pytest.raises(UnsupportedOptionError, match=f"^{name} requires a gradient"):
+        combine(group=None, **tensors)

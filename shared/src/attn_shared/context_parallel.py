@@ -41,6 +41,7 @@ from attn_shared.errors import (
     MetadataError,
     UnknownNameError,
 )
+from attn_shared.gradients import require_no_gradients
 from attn_shared.kv_write import PAD_SLOT_ID, token_positions
 from attn_shared.merge import check_merge, merge_many, to_natural
 
@@ -255,7 +256,9 @@ def cp_lse_ag_out_rs(
     Raises:
         InvalidInputError: shapes or dtypes do not fit, or W does not divide H; on every rank, and
             before any of them communicates.
+        UnsupportedOptionError: a gradient is asked for: none crosses the ranks.
     """
+    require_no_gradients("cp_lse_ag_out_rs", {"output": output, "lse": lse, "sinks": sinks})
     world_size = dist.get_world_size(group)
     num_heads = _check_shard(output, lse, world_size)
     if sinks is not None:
@@ -303,7 +306,9 @@ def dcp_a2a_lse_reduce(
 
     Raises:
         InvalidInputError: as `cp_lse_ag_out_rs`.
+        UnsupportedOptionError: likewise.
     """
+    require_no_gradients("dcp_a2a_lse_reduce", {"output": output, "lse": lse, "sinks": sinks})
     world_size = dist.get_world_size(group)
     num_heads = _check_shard(output, lse, world_size)
     if sinks is not None:
