@@ -103,16 +103,17 @@ def _how(tensor: object, is_forward: bool) -> str | None:
 
 def _asking_of(layer: Any) -> str | None:
     """Return the first tensor of a layer's own that asks for a derivative, and how."""
-    is_forward = _is_forward()
-    for name in _TENSORS if torch.compiler.is_compiling() else _OF_LAYER:
+    is_forward, is_traced = _is_forward(), torch.compiler.is_compiling()
+    for name in _TENSORS if is_traced else _OF_LAYER:
         if how := _how(getattr(layer, name, None), is_forward):
             return f"the layer's {name} {how}"
-    asking: str | None = layer.asking_scale() if torch.compiler.is_compiling() else None
+    asking: str | None = layer.asking_scale() if is_traced else None
     return asking
 
 
 def _refuse(asking: str, name: str) -> NoReturn:
+    off = "torch.inference_mode()" + ("" if _is_forward() else " or torch.no_grad()")
     raise UnsupportedOptionError(
         f"{asking}, and {name} computes none: attention here is for inference.",
-        hint="call it inside torch.inference_mode() or torch.no_grad(), or detach the tensor.",
+        hint=f"call it inside {off}, or detach the tensor.",
     )
