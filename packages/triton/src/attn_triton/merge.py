@@ -144,8 +144,8 @@ def merge_into(total: Tensor, total_lse: Tensor, found: Tensor, found_lse: Tenso
     plan = _PLANS.get(facts)
     if plan is None:
         check_merge((total, found.to(total.dtype)), (total_lse, found_lse))
-        # A program reads what it writes before, and nobody else does.
-        plan = _plan((total, found, total), (total_lse, found_lse, total_lse))
+        # A program reads what it writes before it writes, and no other program does.
+        plan = _plan((total, found, total), (total_lse, found_lse, total_lse), in_place=True)
         _remember(facts, plan)
     tensors = (total, total_lse, found, found_lse, total, total_lse)
     plan.launch(plan.grid, tensors, plan.rest)
@@ -170,7 +170,9 @@ def _span_bytes(tensor: Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in spans)) * tensor.element_size()
 
 
-def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
+def _plan(
+    outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...], *, in_place: bool = False
+) -> _Plan:
     """Choose the widths of accesses and the constants of the kernel."""
     _, num_heads, size = outputs[0].shape
     steps = [output.stride(2) if size > 1 else 1 for output in outputs]
@@ -188,6 +190,7 @@ def _plan(outputs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> _Plan:
         "SECOND_STEP": steps[1],
         "MERGED_STEP": steps[2],
         "IS_DOUBLE": torch.float64 in (outputs[0].dtype, lses[0].dtype),
+        "IN_PLACE": in_place,
     }
     num_rows = outputs[0].shape[0] * num_heads
     first, second, merged = map(_span_bytes, outputs)

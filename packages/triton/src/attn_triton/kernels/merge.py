@@ -42,12 +42,14 @@ def merge_states(
     SECOND_STEP: tl.constexpr,
     MERGED_STEP: tl.constexpr,
     IS_DOUBLE: tl.constexpr,
+    IN_PLACE: tl.constexpr,
 ):
     """Merge ROWS pairs of a token and a head per program.
 
     With shares p = exp(lse - peak) / total the output is the sum of p * output, and the LSE is
     peak + log(total). An infinite LSE is that of a side without keys, whose output is left out.
-    Strides of outputs come in units of VECTOR elements, those of LSEs in elements.
+    Strides of outputs come in units of VECTOR elements, those of LSEs in elements. IN_PLACE: the
+    merged side is the first one.
     """
     wide: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -65,6 +67,11 @@ def merge_states(
     x = tl.load(first + at[:, None] + columns * FIRST_STEP, mask=inside, other=0.0)
     at = (tokens * second_token + heads * second_head) * VECTOR
     y = tl.load(second + at[:, None] + columns * SECOND_STEP, mask=inside, other=0.0)
+
+    if IN_PLACE:
+        # Every warp loads the LSEs of its own rows, and the first one stores those of all rows.
+        # Without a barrier it may store before the others have loaded.
+        tl.debug_barrier()
 
     a = tl.where(tl.abs(a) == float("inf"), float("-inf"), a)
     b = tl.where(tl.abs(b) == float("inf"), float("-inf"), b)
@@ -98,9 +105,12 @@ def variants(arch: str) -> Iterator[KernelVariant]:
     yield _variant("bf16-d128", "*bf16", 128)
     yield _variant("bf16-d96", "*bf16", 96, is_main=False)
     yield _variant("float32-d128", "*fp32", 128, is_main=False)
+    yield _variant("bf16-d128-in-place", "*bf16", 128, in_place=True)
 
 
-def _variant(name: str, element: str, size: int, *, is_main: bool = True) -> KernelVariant:
+def _variant(
+    name: str, element: str, size: int, *, is_main: bool = True, in_place: bool = False
+) -> KernelVariant:
     sides, dims = ("first", "second", "merged"), ("token", "head")
     strides = [f"{side}_{dim}" for side in sides for dim in dims]
     strides += [f"{side}_lse_{dim}" for side in sides for dim in dims]
@@ -127,6 +137,7 @@ def _variant(name: str, element: str, size: int, *, is_main: bool = True) -> Ker
             "SECOND_STEP": 1,
             "MERGED_STEP": 1,
             "IS_DOUBLE": False,
+            "IN_PLACE": in_place,
         },
         is_main=is_main,
     )
