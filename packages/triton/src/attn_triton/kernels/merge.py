@@ -13,7 +13,7 @@ __all__ = ["merge_states", "variants"]
 
 
 @triton.jit
-def merge_states(
+def merge_states(  # size: one formula, and a parameter for each stride
     first,
     first_lse,
     second,

@@ -109,7 +109,9 @@ def _pass(  # size: one loop
     which the compiler prefetches. TAIL says that the tile may reach past `stop`, where the memory
     may hold anything.
     """
-    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0
+    # Without the comparison with a first key, heads of 64 get 227 registers instead of 160, and a
+    # multiprocessor two programs instead of three: 346 TFLOP/s at 1x4096 instead of 429.
+    HAS_FIRST: tl.constexpr = LEFT >= 0 or CHUNK > 0 or q1.shape[1] <= 64
     i = tl.arange(0, BN)
     first1, last1, first2, last2 = 0, 0, 0, 0
     if MASK:  # made here, and not held in registers while whole tiles run
