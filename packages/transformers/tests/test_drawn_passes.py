@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -205,7 +206,8 @@ def test_a_call_that_failed_in_the_kernel_is_not_gone_on_with(
     tokens = token_ids(1, 6)
     logits(model, "attn", tokens, cache=cache)
     method = "run_latents" if name == "deepseek" else "run"
-    original, calls = getattr(Turn, method), []
+    original: Callable[..., torch.Tensor] = getattr(Turn, method)
+    calls: list[None] = []
 
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(None)
