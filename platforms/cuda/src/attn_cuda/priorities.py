@@ -225,7 +225,7 @@ MLA_PREFILL_PRIORITIES: tuple[Rank, ...] = (
         families=_HOPPER,
         fits=has_deepseeks_widths,
         provenance="measured on an H200 (torch 2.11, Triton 3.6, bfloat16, heads of 192 and 128; "
-        "docs/triton-mla.md): 1.06 to 1.18 times FLASH_ATTN's time, less than half of its portable "
+        "docs/triton-mla.md): 1.11 to 1.23 times FLASH_ATTN's time, about half of its portable "
         "kernel's",
     ),
     Rank(
