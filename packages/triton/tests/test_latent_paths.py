@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("device", ["h200", "b200", "a100", "mi300x"])
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_it_is_what_a_layer_launches(

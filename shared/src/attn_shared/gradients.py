@@ -20,7 +20,6 @@ _OF_LAYER = (*_TENSORS, *_SCALES)
 class OwnScales:
     """What a layer with scales says of them while a graph is traced."""
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def asking_scale(self) -> str | None:
         """Return the first scale that asks for a derivative, and how; the graph keeps the answer.
 
@@ -30,6 +29,9 @@ class OwnScales:
             if how := _how(getattr(self, name, None), _is_forward()):
                 return f"the layer's {name} {how}"
         return None
+
+    # What torch.compiler.assume_constant_result does; that loads the tracer, which takes a second.
+    asking_scale._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_gradients(layer: Any, **tensors: object) -> None:

@@ -90,6 +90,18 @@ class ThousandKeys(Twin):
             return self.attend_to(call, request, slots, self.positions(request))
 
 
+class FirstRowsOfPrompts(Twin):
+    """Leaves out a request's query tokens past the first 192, which no small batch has."""
+
+    breaks = ("long_prompts",)
+
+    class impl(ByRequest):
+        def attend_one(self, call: ReferenceCall, request: OneRequest) -> ReferenceResult:
+            result = super().attend_one(call, request)
+            result.output[192:] = 0
+            return result
+
+
 class SplitsByCompany(Twin):
     """Rounds another way in a larger batch, since it is split otherwise, and says it does not."""
 
@@ -183,6 +195,7 @@ TWINS: tuple[type[Twin], ...] = (
     DraftsAsOneToken,
     FirstSixteenRequests,
     ThousandKeys,
+    FirstRowsOfPrompts,
     SplitsByCompany,
     RowsByPlace,
     PrefixTwice,
