@@ -24,7 +24,7 @@ from attn_triton.mla_prompt_tiles import GROUP_ROWS, mla_prompt_tile
 from attn_triton.prompt_tiles import section_heads
 from attn_triton.tiles import Widths, next_power_of_2
 
-__all__ = ["HopperPrompts", "PromptBlocks"]
+__all__ = ["HopperPrompts", "PromptBlocks", "targets"]
 
 _LOG2E = math.log2(math.e)
 _NUM_WARPS = 4  # of the groups that it is launched with; the kernel takes eight more
@@ -111,11 +111,7 @@ class HopperPrompts:
         """
         query = self._scale.query(query)
         nope, rope, value = aligned(nope), aligned(rope), aligned(value)
-        if output is None or output.stride(2) != 1:
-            output = query.new_empty(*query.shape[:2], value.shape[-1])
-        lse = None
-        if returns_lse:
-            lse = query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+        output, lse = targets(query, value, output, returns_lse=returns_lse)
         plan: PromptBlocks = part.plan
         read = [_matrix(each) for each in (query, nope, rope, value)]
         written = token_matrix(output)
@@ -174,6 +170,24 @@ class HopperPrompts:
             "O_HEAD": output.stride(1),
         }
         return AddressedLaunch(Launcher(mla_prompt_hopper, constants, num_warps=_NUM_WARPS))
+
+
+def targets(
+    query: Tensor, value: Tensor, output: Tensor | None, *, returns_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what a prefill writes to: output (T, H, Dv), and LSE (H, T) float32 if it is wanted.
+
+    Args:
+        query: (T, H, D).
+        value: (Tk, H, Dv).
+        output: (T, H, Dv), taken if its last dimension is dense.
+        returns_lse: whether the LSE is wanted.
+    """
+    if output is None or output.stride(2) != 1:
+        output = query.new_empty(*query.shape[:2], value.shape[-1])
+    if not returns_lse:
+        return output, None
+    return output, query.new_empty(query.shape[1], len(query), dtype=torch.float32)
 
 
 def _matrix(rows: Tensor) -> Matrix:

@@ -27,7 +27,7 @@ from attn_triton.latent_paths import has_gluon_in
 from attn_triton.launch import AddressedLaunch, Launcher
 from attn_triton.machine import machine_of
 from attn_triton.mla_prompt_tiles import plain_because
-from attn_triton.mla_prompts import HopperPrompts, PromptBlocks
+from attn_triton.mla_prompts import HopperPrompts, PromptBlocks, targets
 from attn_triton.paged import load_triton
 from attn_triton.tiles import (
     Tile,
@@ -195,11 +195,7 @@ class TritonPrefill(MLAPrefill):
             return self._hopper.run(
                 query, nope, rope, value, part, output=output, returns_lse=returns_lse
             )
-        if output is None or output.stride(2) != 1:
-            output = query.new_empty(*query.shape[:2], value.shape[-1])
-        lse = None
-        if returns_lse:
-            lse = query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+        output, lse = targets(query, value, output, returns_lse=returns_lse)
         blocks: _Blocks = part.plan
         places = (query, key, value, output)
         strides = tuple(each.stride()[:2] for each in places)
