@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attn_triton.kernels.blocks import HEADER
+from attn_triton.kernels.softmax_hopper import soften
 from attn_triton.mla_prompt_tiles import GROUP_ROWS
 from attn_triton.mla_prompt_variants import mla_prompt_variants
 from attn_triton.variants import KernelVariant
@@ -132,15 +133,6 @@ def _logits(q, q_rope, keys, stage, none):
 
 
 @gluon.jit
-def _soften(s, m, total, scale):
-    """Return weights of a tile, factors of what was before, and new maxima and sums."""
-    top = gl.maximum(m, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - top[:, None])
-    fade = gl.exp2(m - top)
-    return p, fade, top, total * fade + gl.sum(p, 1)
-
-
-@gluon.jit
 def _hide(s, start, last):
     """Return logits of the tile at `start`, those of keys from `last` on at -inf."""
     n = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
@@ -163,7 +155,7 @@ def _step(
     mbarrier.arrive(k_empty.index(stage))
     if MASK:
         s = _hide(s, start, last)
-    p, fade, m, total = _soften(s, m, total, scale)
+    p, fade, m, total = soften(s, m, total, scale)
     # Waited for here and not where it is read: the branch keeps the assembler from moving the wait
     # for the weighted values up, before the weights.
     after = count + 2
@@ -214,7 +206,7 @@ def _consume(  # size: one algorithm
         mbarrier.arrive(k_empty.index(stage))
         m = gl.full([_ROWS], _NOTHING, gl.float32, S_ROW)
         total = gl.zeros([_ROWS], gl.float32, S_ROW)
-        p, _, m, total = _soften(_hide(s, start, last), m, total, scale)
+        p, _, m, total = soften(_hide(s, start, last), m, total, scale)
         w = gl.convert_layout(p.to(dtype), WEIGHTS)
         acc = gl.zeros([_ROWS, DV], gl.float32, O_LAYOUT)
         if start + BN > num_keys:

@@ -36,6 +36,7 @@ from attn_triton.kernels.prompt_items import (
     tile_at,
     tiles_of,
 )
+from attn_triton.kernels.softmax_hopper import soften
 from attn_triton.prompt_tiles import HOPPER_PIECE
 from attn_triton.prompt_variants import hopper_prompt_variants
 from attn_triton.variants import KernelVariant
@@ -156,15 +157,6 @@ def _produce(  # size: one loop
 
 
 @gluon.jit
-def _soften(s, m, total, scale):
-    """Return weights of a tile, factors of what was before, and new maxima and sums."""
-    top = gl.maximum(m, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - top[:, None])
-    fade = gl.exp2(m - top)
-    return p, fade, top, total * fade + gl.sum(p, 1)
-
-
-@gluon.jit
 def _hide(s, start, stop, last):
     """Return logits of the tile at `start`, those of keys from `last` or `stop` on at -inf."""
     n = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
@@ -271,7 +263,7 @@ def _consume(  # size: one algorithm
         mbarrier.arrive(k_empty.index(count % STAGES))
         m = gl.full([BLOCK], _NOTHING, gl.float32, S_ROW)
         total = gl.zeros([BLOCK], gl.float32, S_ROW)
-        p, fade, m, total = _soften(_hide(s, start, stop, last), m, total, factor)
+        p, fade, m, total = soften(_hide(s, start, stop, last), m, total, factor)
         w = gl.convert_layout(p.to(dtype), WEIGHTS)
         _clean(values, v_full, count, stop - start, BN, DV, STAGES)
         acc = gl.zeros([BLOCK, DV], gl.float32, ACC)
@@ -284,7 +276,7 @@ def _consume(  # size: one algorithm
                 mbarrier.arrive(k_empty.index((count + 1) % STAGES))
                 is_old, start = tile_at(i, tiles, split, BN, CONTEXT, FRESH)
                 stop = gl.where(is_old, split, num_keys)
-                p, fade, m, total = _soften(_hide(s, start, stop, last), m, total, factor)
+                p, fade, m, total = soften(_hide(s, start, stop, last), m, total, factor)
                 acc = warpgroup_mma_wait(0, [acc])
                 mbarrier.arrive(v_empty.index(count % STAGES))
                 w = gl.convert_layout(p.to(dtype), WEIGHTS)
@@ -295,7 +287,7 @@ def _consume(  # size: one algorithm
             s, acc = _queue(q, w, acc, none, keys, values, k_full, v_full, count, STAGES)
             s = warpgroup_mma_wait(1, [s])
             mbarrier.arrive(k_empty.index((count + 1) % STAGES))
-            p, fade, m, total = _soften(s, m, total, factor)
+            p, fade, m, total = soften(s, m, total, factor)
             acc = warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(v_empty.index(count % STAGES))
             w = gl.convert_layout(p.to(dtype), WEIGHTS)
